@@ -1,0 +1,73 @@
+"""The head: the one object of a job that moves, by compare-and-set; it names the manifest that is the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from megaflow_stream.checkpoint import names
+from megaflow_stream.checkpoint.manifest import ManifestRef
+from megaflow_stream.errors import Damaged, Fenced, NotFound
+from megaflow_stream.storage.api import ObjectStore, Precondition
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a next checkpoint builds on: a manifest, and the etag that `head.json` had then.
+
+    After a fallback `manifest` is older than what head.json names; the etag is head.json's all the same.
+    """
+
+    manifest: str
+    sha256: str
+    etag: str
+    step: int
+
+    @property
+    def ref(self) -> ManifestRef:
+        return ManifestRef(self.manifest, self.sha256, self.step)
+
+
+async def head(store: ObjectStore, job: str) -> Head | None:
+    """The head as it is now; None for a job without a checkpoint. Raises `Damaged`."""
+    key = names.head(job)
+    try:
+        data, info = await store.get(key)
+    except NotFound:
+        return None
+    try:
+        raw = orjson.loads(data)
+        return Head(raw["manifest"], raw["manifest_sha256"], info.etag, int(raw["step"]))
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"the head does not hold together: {error}", key=key) from error
+
+
+async def move(store: ObjectStore, job: str, to: ManifestRef, over: Head | None, *, writer: str, at_ms: int) -> Head:
+    """Moves the head over the one that the caller built on. Raises `Fenced` where it is another by now.
+
+    `writer` is random for each writer: two that write the very same checkpoint are still told apart.
+    """
+    data = orjson.dumps(
+        {
+            "job": job,
+            "step": to.step,
+            "manifest": to.manifest,
+            "manifest_sha256": to.sha256,
+            "writer": writer,
+            "at_ms": at_ms,
+        }
+    )
+    try:
+        if over is None:
+            info = await store.put(names.head(job), data, if_none_match=True)
+        else:
+            info = await store.put(names.head(job), data, if_match=over.etag)
+    except Precondition as error:
+        raise Fenced(
+            "the job's head was moved by another trainer",
+            hint="another trainer of this job is running: stop this one, or start it again to follow the other's head",
+            job=job,
+            step=to.step,
+        ) from error
+    return Head(to.manifest, to.sha256, info.etag, to.step)

@@ -1,0 +1,1 @@
+"""Configuration: defaults < `pipeline.yaml` < environment < flags, and where each value came from."""

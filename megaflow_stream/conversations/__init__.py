@@ -1,0 +1,1 @@
+"""Agent conversations: the canonical form, and the parsers of the forms that producers send."""

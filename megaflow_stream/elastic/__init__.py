@@ -1,0 +1,1 @@
+"""What lets the number of ranks change: a group for a generation, and a reduction that any number computes alike."""

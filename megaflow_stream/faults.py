@@ -1,0 +1,49 @@
+"""Faults at an exact place, for the fault tests: off unless MEGAFLOW_FAULTS is set.
+
+The variable holds a JSON list. Each fault names a point of the code and where it should strike:
+
+    [{"point": "worker.before_commit", "partition": 1, "nth": 3, "action": "kill", "once": "/tmp/f1"}]
+
+nth: strike at the n-th time (from 1) that the point is reached with all the other given values equal; default 1.
+action: kill (SIGKILL to this process), stop (SIGSTOP), raise (RuntimeError), exit (status 1).
+once: a file made when the fault strikes; a fault whose file exists is over, so a restarted process goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+_META = frozenset({"point", "nth", "action", "once"})
+_faults: list[dict[str, Any]] = json.loads(os.environ.get("MEGAFLOW_FAULTS") or "[]")
+_reached: dict[int, int] = {}
+
+
+def reach(point: str, **where: object) -> None:
+    """Says that `point` is reached; a fault set for it strikes here. Costs nothing when there are no faults."""
+    for number, fault in enumerate(_faults):
+        if fault["point"] != point or any(where.get(k) != v for k, v in fault.items() if k not in _META):
+            continue
+        _reached[number] = _reached.get(number, 0) + 1
+        if _reached[number] == fault.get("nth", 1) and _first(fault):
+            _strike(fault.get("action", "kill"), point)
+
+
+def _first(fault: dict[str, Any]) -> bool:
+    if "once" not in fault:
+        return True
+    try:
+        os.close(os.open(fault["once"], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _strike(action: str, point: str) -> None:
+    if action == "raise":
+        raise RuntimeError(f"the fault set at {point}")
+    if action == "exit":
+        os._exit(1)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[action])

@@ -1,0 +1,216 @@
+"""The keeper of a worker's compute process: sends batches, times them, starts the process again when it dies.
+
+The clock of a request starts when it becomes the first in a process that has said it is ready, and is kept here, not
+by the caller: a caller may be gone (its partition revoked) while its request hangs. It counts the process's CPU time,
+so that a starved machine is not taken for a hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import psutil
+import pyarrow as pa
+
+from megaflow_stream.errors import MegaflowError
+from megaflow_stream.processing.compute_process import Work
+from megaflow_stream.processing.frames import DONE, HEAD, Answer, encode_batch, unpack
+
+log = logging.getLogger(__name__)
+
+_READY_SECONDS = 120.0  # imports on a starved machine
+_WALL_FACTOR = 10  # wall seconds allowed for one CPU second of the limit
+_PIPE_BYTES = 1 << 20
+
+
+class HandlerRaised(MegaflowError):
+    """The handler raised: the same batch would raise again."""
+
+
+class HandlerDied(MegaflowError):
+    """The compute process hung or died while this batch was its first."""
+
+
+class Compute(Protocol):
+    """Calls the handler of a processor, by its number in the worker."""
+
+    async def call(self, number: int, batch: pa.RecordBatch, hang_seconds: float) -> Answer:
+        """Raises `HandlerRaised`, or `HandlerDied` when the process hung or died with this batch."""
+        ...
+
+    def cpu_seconds(self) -> float:
+        """CPU used so far: what grows is slow, what does not is stuck."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _Again(Exception):
+    """The process died of another's batch: this one just goes again."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Request:
+    future: asyncio.Future[tuple[int, bytes]]
+    hang_seconds: float
+
+
+class ProcessCompute:
+    """See `Compute`. Two requests may be in the pipe, so that the process never waits for the worker."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._argument = json.dumps([dataclasses.asdict(work) for work in works])
+        self._process: asyncio.subprocess.Process | None = None
+        self._waiting: collections.deque[_Request] = collections.deque()
+        self._asked = asyncio.Event()
+        self._slots, self._writing = asyncio.Semaphore(2), asyncio.Lock()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts the process, a few times if need be. Raises `HandlerDied` with its last words on stderr."""
+        for wait_seconds in (0.1, 1.0, 5.0, None):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "megaflow_stream.processing.compute_process",
+                self._argument,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=1 << 24,
+            )
+            assert process.stdout is not None
+            assert process.stdin is not None
+            try:
+                await asyncio.wait_for(process.stdout.readexactly(HEAD.size), _READY_SECONDS)
+            except (asyncio.IncompleteReadError, TimeoutError) as error:
+                _kill(process)
+                if wait_seconds is None:
+                    raise HandlerDied(
+                        f"the compute process does not start (exit status {await process.wait()})",
+                        hint="its own error stands above, on stderr",
+                    ) from error
+                await asyncio.sleep(wait_seconds)
+                continue
+            break
+        # A larger pipe keeps the process busy while the worker is in Kafka; shared memory gained nothing over it.
+        for pipe in (0, 1):
+            transport = process._transport.get_pipe_transport(pipe)  # type: ignore[attr-defined]
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(transport.get_extra_info("pipe").fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._process, self._waiting, self._asked = process, collections.deque(), asyncio.Event()
+        self._reader = asyncio.create_task(self._read(process, self._waiting, self._asked))
+
+    async def call(self, number: int, batch: pa.RecordBatch, hang_seconds: float) -> Answer:
+        data = encode_batch(batch)
+        while True:
+            async with self._slots:
+                async with self._writing:
+                    if self._process is None:
+                        await self.start()
+                    process = self._process
+                    assert process is not None
+                    assert process.stdin is not None
+                    request = _Request(asyncio.get_running_loop().create_future(), hang_seconds)
+                    self._waiting.append(request)
+                    self._asked.set()
+                    with contextlib.suppress(OSError, RuntimeError):  # the reader sees the end
+                        process.stdin.write(HEAD.pack(number, data.size))
+                        process.stdin.write(memoryview(data))
+                try:
+                    status, answer = await request.future
+                except _Again:
+                    continue
+                if status == DONE:
+                    return unpack(answer)
+                raise HandlerRaised(answer.decode(errors="replace"))
+
+    async def _read(
+        self,
+        process: asyncio.subprocess.Process,
+        waiting: collections.deque[_Request],
+        asked: asyncio.Event,
+    ) -> None:
+        assert process.stdout is not None
+        why = "the compute process died"
+        try:
+            while True:
+                if not waiting:
+                    asked.clear()
+                    await asked.wait()
+                head = await self._timed(process, waiting[0].hang_seconds)
+                status, size = HEAD.unpack(head)
+                answer = await process.stdout.readexactly(size)
+                request = waiting.popleft()
+                if not request.future.done():
+                    request.future.set_result((status, answer))
+        except TimeoutError:
+            why = f"the handler hung for {waiting[0].hang_seconds:g} CPU seconds"
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            _kill(process)
+            if self._process is process:
+                self._process = None
+            if waiting:
+                log.warning("%s; it is started again", why)
+            for place, request in enumerate(waiting):
+                if not request.future.done():
+                    # The first is to blame, the others just go again.
+                    request.future.set_exception(_Again() if place else HandlerDied(why))
+                    request.future.exception()  # no complaint where nobody waits any more
+
+    async def _timed(self, process: asyncio.subprocess.Process, hang_seconds: float) -> bytes:
+        """The next head, or TimeoutError when it has used its CPU seconds, or ten times that in wall seconds."""
+        assert process.stdout is not None
+        reading = asyncio.ensure_future(process.stdout.readexactly(HEAD.size))
+        begun, used = time.monotonic(), _cpu_seconds(process.pid)
+        try:
+            while True:
+                done, _ = await asyncio.wait([reading], timeout=min(1.0, hang_seconds / 4))
+                if done:
+                    return reading.result()
+                cpu = _cpu_seconds(process.pid) - used
+                if cpu > hang_seconds or time.monotonic() - begun > _WALL_FACTOR * hang_seconds:
+                    raise TimeoutError
+        finally:
+            reading.cancel()
+
+    def cpu_seconds(self) -> float:
+        return _cpu_seconds(self._process.pid) if self._process else 0.0
+
+    async def close(self) -> None:
+        process = self._process  # the reader's end forgets it
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait([self._reader], timeout=1)
+        self._process = None
+        if process is not None:
+            _kill(process)
+            await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """By the pid, which is the process's until it is waited for: `Process.kill` would wait for a dead one itself."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)

@@ -1,0 +1,88 @@
+"""The compute process of a worker: reads batches on stdin, calls handlers, answers on stdout.
+
+It never sees Kafka, shares no GIL with the worker's heartbeats, and may be killed at any time. It ends when its
+stdin does, that is when its worker is gone. Its one argument is JSON: see `Work`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from megaflow_stream.definitions.loading import definitions
+from megaflow_stream.definitions.processor import Handler, Processor
+from megaflow_stream.errors import NotFound
+from megaflow_stream.faults import reach
+from megaflow_stream.processing.frames import DONE, HEAD, RAISED, answer_of, decode_batch, pack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A processor's declaration, by file and name, and the partitions of the topics that it writes by key."""
+
+    path: str
+    name: str
+    partitions: dict[str, int]
+
+    def load(self) -> Processor:
+        for processor in definitions(Path(self.path), Processor):
+            if processor.name == self.name:
+                return processor
+        raise NotFound(f"no processor {self.name} is declared", file=self.path)
+
+
+def _read(source: Any, size: int) -> bytearray:
+    data = bytearray(size)
+    view, at = memoryview(data), 0
+    while at < size:
+        got = source.readinto(view[at:])
+        if not got:
+            os._exit(0)  # the worker is gone
+        at += got
+    return data
+
+
+def _write(sink: Any, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[sink.write(view) :]
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a group's SIGTERM is for the worker, which then ends us
+    pa.set_cpu_count(1)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    out, source = os.dup(1), os.fdopen(os.dup(0), "rb", buffering=0)
+    os.dup2(2, 1)  # a handler's print must not break the frames
+    sink = os.fdopen(out, "wb", buffering=0)
+    works = [Work(**raw) for raw in json.loads(sys.argv[1])]
+    made: list[tuple[Processor, Handler, dict[str, int]]] = []
+    for work in works:
+        processor = work.load()
+        made.append((processor, processor.build(), work.partitions))
+    _write(sink, HEAD.pack(DONE, 0))  # ready: only now may the clock of a request run
+    while True:
+        number, size = HEAD.unpack(_read(source, HEAD.size))
+        batch = decode_batch(pa.py_buffer(_read(source, size)))
+        processor, handler, partitions = made[number]
+        reach("compute.before_handler", processor=processor.name)
+        try:
+            status, data = DONE, pack(answer_of(processor, handler(batch), partitions))
+        except Exception as error:
+            status, data = RAISED, f"{type(error).__name__}: {error}".encode()
+        _write(sink, HEAD.pack(status, len(data)))
+        _write(sink, data)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()

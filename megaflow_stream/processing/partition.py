@@ -1,0 +1,275 @@
+"""One input partition in the hands of one worker: its producer, state, queue, and the order of its steps.
+
+The order is everything:
+
+    1. pause               nothing of this partition is taken
+    2. InitProducerId      fences the older owner; its open transaction has ended when this returns
+    3. committed()         only now: before it, the old owner could still have committed past the answer
+    4. restore the state   read_committed, to the end offset
+    5. seek, drop          what was fetched before the seek is not taken
+    6. resume
+
+and any error throws producer, queue and memory away and begins again at 1. A crash before a commit leaves the
+transaction open until 2 of the next owner ends it; after a commit, outputs, dead letters, changelog, statistics and
+offsets are all there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from megaflow_stream.bus.api import OutRecord, Producer, Record, TopicPartition
+from megaflow_stream.definitions.processor import Rejected
+from megaflow_stream.errors import Fenced, RecordsExpired, SettingError
+from megaflow_stream.faults import reach
+from megaflow_stream.processing.attempts import attempt
+from megaflow_stream.processing.batch import Batch
+from megaflow_stream.processing.dedup_state import DedupState, restore
+
+if TYPE_CHECKING:
+    from megaflow_stream.processing.member import Member
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Records that one fetch brought, and when."""
+
+    records: Sequence[Record]
+    size_bytes: int
+    at: float
+
+
+class Partition:
+    """The life of one assignment. `run` ends only by cancellation, or by an error that no retry can cure."""
+
+    def __init__(self, member: Member, tp: TopicPartition) -> None:
+        self.member, self.processor, self.tp = member, member.processor, tp
+        self.task: asyncio.Task[None] | None = None
+        self.producer: Producer | None = None
+        self.committing = asyncio.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        self.ready = False
+        self.state: DedupState | None = None
+        self.next_offset = self.covered = self.committed = 0
+        self.bytes_in_flight, self.full = 0, False
+        self.queue: collections.deque[Fetched] = collections.deque()
+        self.arrived = asyncio.Event()
+        self.pending: list[Batch] = []
+        self.due = asyncio.Event()
+        self.idle_position: int | None = None
+        self.progressed_at = time.monotonic()
+
+    async def start(self) -> None:
+        member, tp = self.member, self.tp
+        member.reader.pause(tp)  # 1
+        self.reset()
+        reach("worker.before_init", processor=self.processor.name, partition=tp.partition)
+        self.producer = await member.bus.producer(  # 2
+            f"{self.processor.group}.{tp.topic}.{tp.partition}",
+            transaction_timeout_seconds=member.options.transaction_timeout_seconds,
+        )
+        reach("worker.after_init", processor=self.processor.name, partition=tp.partition)
+        offset = await member.reader.committed(tp)  # 3
+        begin = (await member.bus.begin_offsets([tp]))[tp]
+        if offset is None:
+            offset = begin
+        elif offset < begin:
+            raise RecordsExpired(
+                f"the committed offset {offset} of {self.processor.group} is older than the first retained, {begin}",
+                hint="records between the two are gone; move the group's offset on purpose to go on without them",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
+        if self.processor.state is not None:  # 4
+            self.state = await restore(member.bus, TopicPartition(self.processor.state.changelog, tp.partition))
+        self.next_offset = self.covered = self.committed = offset
+        member.reader.seek(tp, offset)  # 5
+        self.ready = True
+        self.progressed_at = time.monotonic()
+        member.set_flow(self)  # 6
+        log.info(
+            "%s %s/%d from offset %d%s",
+            self.processor.name,
+            tp.topic,
+            tp.partition,
+            offset,
+            f", {len(self.state)} keys restored" if self.state is not None else "",
+        )
+
+    def put(self, records: Sequence[Record]) -> None:
+        """Takes what a fetch brought, unless it was fetched before the seek."""
+        if not self.ready or not records:
+            return
+        if records[0].offset < self.next_offset:
+            raise Fenced(
+                f"records came twice: offset {records[0].offset} after {self.next_offset}",
+                topic=self.tp.topic,
+                partition=self.tp.partition,
+            )
+        self.next_offset = records[-1].offset + 1
+        self.idle_position = None
+        size = sum(len(r.value or b"") for r in records)
+        if not self.bytes_in_flight:
+            self.progressed_at = time.monotonic()
+        self.bytes_in_flight += size
+        self.queue.append(Fetched(records, size, time.monotonic()))
+        self.arrived.set()
+        if self.bytes_in_flight > self.processor.high_bytes:
+            self.full = True
+            self.member.set_flow(self)
+
+    def idle(self, position: int) -> None:
+        """Nothing is in flight and the reader stands at `position`: past markers, which is worth committing."""
+        if not self.bytes_in_flight and not self.pending and position > max(self.committed, self.next_offset - 1):
+            self.idle_position = position
+            self.due.set()
+
+    async def run(self) -> None:
+        pause_seconds = 0.2
+        while True:
+            try:
+                await self.start()
+                pause_seconds = 0.2
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._process())
+                    group.create_task(self._commits())
+            except* (RecordsExpired, SettingError):
+                raise
+            except* Exception as errors:
+                self.ready = False
+                causes = list(_leaves(errors))
+                log.warning("%s %s/%d thrown away: %s", self.processor.name, *self.tp, causes[0])
+                await self.close()
+                # Fenced: either this worker is a zombie, and the next heartbeat revokes the partition, or its
+                # transaction was timed out. It must not fence the rightful owner: a heartbeat comes first.
+                fenced = any(isinstance(cause, Fenced) for cause in causes)
+                await asyncio.sleep(1.5 * self.member.options.heartbeat_seconds if fenced else pause_seconds)
+                pause_seconds = min(pause_seconds * 2, 5.0)
+
+    async def _take(self) -> tuple[list[Record], int]:
+        """The next batch: full, or as old as the linger allows."""
+        processor = self.processor
+        records: list[Record] = []
+        size = 0
+        begun = 0.0
+        while True:
+            if not self.queue:
+                self.arrived.clear()
+                if not records:
+                    await self.arrived.wait()
+                else:
+                    left = begun + processor.linger_seconds - time.monotonic()
+                    # A full queue is paused: nothing more will come before this batch is done.
+                    if left <= 0 or self.full:
+                        return records, size
+                    try:
+                        await asyncio.wait_for(self.arrived.wait(), left)
+                    except TimeoutError:
+                        return records, size
+            fetched = self.queue.popleft()
+            if not records:
+                begun = fetched.at
+            records.extend(fetched.records)
+            size += fetched.size_bytes
+            if (
+                len(records) >= processor.batch_records
+                or size >= processor.batch_bytes
+                or (not processor.linger_seconds)
+            ):
+                return records, size
+
+    async def _process(self) -> None:
+        while True:
+            records, size = await self._take()
+            batch = Batch(begin=self.covered, end=records[-1].offset + 1, size_bytes=size, records=len(records))
+            self.covered = batch.end
+            keep: Sequence[Record] = records
+            if self.state is not None:
+                keep, duplicates = self.state.fresh(records)
+                batch.duplicates(duplicates)
+            if keep:
+                for rows, answer, error in await attempt(self.member, self.processor, self.tp, keep):
+                    if answer is not None:
+                        batch.add(answer, {r.offset: r for r in rows})
+                    else:
+                        batch.reject(rows[0], Rejected(rows[0].offset, error), self.processor.tries)
+            if self.state is not None:
+                batch.changelog = self.state.entries(keep, {record.offset for record, _, _ in batch.rejected})
+            self.pending.append(batch)
+            self.due.set()
+
+    async def _commits(self) -> None:
+        """One transaction an interval, begun only after the handlers of its batches have returned."""
+        processor, begun = self.processor, 0.0
+        while True:
+            await self.due.wait()
+            while (left := begun + processor.commit_interval_seconds - time.monotonic()) > 0:
+                if sum(batch.size_bytes for batch in self.pending) >= processor.transaction_bytes:
+                    break
+                await asyncio.sleep(min(left, 0.02))
+            async with self.committing:
+                begun = time.monotonic()
+                batches, self.pending = self.pending, []
+                position, self.idle_position = self.idle_position, None
+                self.due.clear()
+                if batches:
+                    await self._commit(batches, batches[-1].end)
+                elif position is not None:
+                    await self._commit([], position)
+            self.progressed_at = time.monotonic()
+            self.member.committed(self, batches)
+            self.bytes_in_flight -= sum(batch.size_bytes for batch in batches)
+            if self.full and self.bytes_in_flight < processor.low_bytes:
+                self.full = False
+                self.member.set_flow(self)
+
+    async def _commit(self, batches: Sequence[Batch], next_offset: int) -> None:
+        producer, tp, name = self.producer, self.tp, self.processor.name
+        assert producer is not None
+        await producer.begin()
+        sent: list[asyncio.Future[object]] = []
+        out: dict[tuple[str, int], list[OutRecord]] = {}
+        for batch in batches:
+            for (topic, partition), records in batch.outputs(self.processor, tp, self.member.partitions).items():
+                out.setdefault((topic, partition), []).extend(records)
+        for (topic, partition), records in out.items():
+            sent += await producer.send_many(topic, partition, records)
+        reach("worker.before_offsets", processor=name, partition=tp.partition)
+        await producer.send_offsets(self.processor.group, {tp: next_offset})
+        reach("worker.before_commit", processor=name, partition=tp.partition)
+        await producer.commit(sent)
+        reach("worker.after_commit", processor=name, partition=tp.partition)
+        self.committed = next_offset
+
+    async def give_up(self) -> None:
+        """Lets a running transaction end, throws the rest away. Bounded: a revoke waits for it."""
+        self.ready = False
+        try:
+            await asyncio.wait_for(self.committing.acquire(), 2.0)
+        except TimeoutError:
+            log.warning("%s %s/%d: its transaction does not end", self.processor.name, *self.tp)
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task], timeout=5.0)
+        await self.close()
+
+    async def close(self) -> None:
+        producer, self.producer = self.producer, None
+        if producer is not None:  # it may wait for its sender: not here
+            self.member.keep(asyncio.create_task(producer.close()))
+
+
+def _leaves(error: BaseException) -> Sequence[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

@@ -1,0 +1,1 @@
+"""The project folder: `pipeline.yaml`, `topics/`, `processors/`, `trainers/`, `infra/`."""

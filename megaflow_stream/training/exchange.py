@@ -1,0 +1,137 @@
+"""How ranks agree on what comes next: few small messages, only when the planned steps run low.
+
+1. Each rank sends what it has read and nobody has planned to rank 0.
+2. Rank 0's leader answers with orders, the same for all.
+3. Slices that another rank trains than the one that read them travel once, all to all. Which they are, every rank
+   knows from the orders alone, so without any nothing is sent.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from megaflow_stream.bus.api import TopicPartition
+from megaflow_stream.elastic.communicator import Communicator
+from megaflow_stream.training.leader import AHEAD, Orders
+from megaflow_stream.training.loader import Fetched, Loader, View
+from megaflow_stream.training.plan import Scouted, Slice, assign, slices
+
+_HEAD = struct.Struct("<qqi")
+
+
+class Exchange:
+    """One rank's side. owners: the rank that reads each partition.
+
+    inbox: (step, index of the slice) -> its records, for the slices that this rank trains.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        loader: Loader,
+        owners: Mapping[TopicPartition, int],
+        global_batch: int,
+    ) -> None:
+        self.communicator, self.loader, self.owners = communicator, loader, owners
+        self.inbox: dict[tuple[int, int], tuple[Slice, list[Fetched]]] = {}
+        self._limit = 2 * AHEAD * global_batch
+        self.shipped_bytes = 0
+
+    def __call__(self, *, stop: bool, lead: Callable[[dict[TopicPartition, View], bool], Orders] | None) -> Orders:
+        """lead: given on rank 0: from everybody's views, and whether anybody wants to stop, to orders."""
+        rank = self.communicator.rank
+        mine = _pack(self.loader.look(self._limit), stop)
+        gathered = self.communicator.gather_bytes(mine, "gathering what was read")
+        answer = None
+        if lead is not None:
+            views: dict[TopicPartition, View] = {}
+            anybody = False
+            for payload in gathered:
+                theirs, stops = _unpack(payload)
+                views |= theirs
+                anybody |= stops
+            answer = lead(views, anybody).to_json()
+        orders = Orders.from_json(self.communicator.broadcast_bytes(answer, "giving orders"))
+        outgoing: list[list[bytes]] = [[] for _ in range(self.communicator.world_size)]
+        spilled = False
+        for _, entry in orders.entries:
+            step_slices = slices(entry)
+            ranks = assign(step_slices, self.owners, self.communicator.world_size)
+            for i, (part, trains) in enumerate(zip(step_slices, ranks, strict=True)):
+                reads = self.owners[part.partition]
+                spilled |= reads != trains
+                if reads == rank:
+                    records = self.loader.claim(part)
+                    if trains == rank:
+                        self.inbox[entry.step, i] = part, records
+                    else:
+                        outgoing[trains].append(_pack_slice(entry.step, i, part, records))
+        if spilled:
+            payloads = [b"".join(parts) for parts in outgoing]
+            self.shipped_bytes += sum(len(p) for p in payloads)
+            for payload in self.communicator.exchange_bytes(payloads, "sending slices"):
+                self._unpack_slices(payload)
+        return orders
+
+    def _unpack_slices(self, payload: bytes) -> None:
+        at = 0
+        while at < len(payload):
+            (size,) = struct.unpack_from("<q", payload, at)
+            head = orjson.loads(payload[at + 8 : at + 8 + size])
+            at += 8 + size
+            records = []
+            for _ in range(head["records"]):
+                offset, trainable, length = _HEAD.unpack_from(payload, at)
+                at += _HEAD.size
+                records.append(Fetched(offset, trainable, payload[at : at + length]))
+                at += length
+            part = Slice(TopicPartition(head["topic"], head["partition"]), head["begin"], head["end"])
+            self.inbox[head["step"], head["index"]] = part, records
+
+
+def _pack(views: Mapping[TopicPartition, View], stop: bool) -> bytes:
+    return orjson.dumps(
+        {
+            "stop": stop,
+            "views": [
+                [
+                    p.topic,
+                    p.partition,
+                    v.position,
+                    [r.offset for r in v.records],
+                    [r.trainable_tokens for r in v.records],
+                ]
+                for p, v in views.items()
+            ],
+        }
+    )
+
+
+def _unpack(payload: bytes) -> tuple[dict[TopicPartition, View], bool]:
+    raw = orjson.loads(payload)
+    views = {
+        TopicPartition(topic, p): View(position, [Scouted(*r) for r in zip(*columns, strict=True)])
+        for topic, p, position, *columns in raw["views"]
+    }
+    return views, raw["stop"]
+
+
+def _pack_slice(step: int, index: int, part: Slice, records: list[Fetched]) -> bytes:
+    head = orjson.dumps(
+        {
+            "step": step,
+            "index": index,
+            "topic": part.partition.topic,
+            "partition": part.partition.partition,
+            "begin": part.begin,
+            "end": part.end,
+            "records": len(records),
+        }
+    )
+    parts = [struct.pack("<q", len(head)), head]
+    for f in records:
+        parts += [_HEAD.pack(f.offset, f.trainable_tokens, len(f.value)), f.value]
+    return b"".join(parts)

@@ -1,0 +1,252 @@
+"""Rank 0's other half: plans, logs the plan, reads `control`, and says at each exchange what the ranks do next.
+
+`turn` is called by the training thread at each exchange, and never waits long: reading and logging go on in a thread of
+their own. With Kafka away there is nothing to train, all ranks ask again, and nobody times out.
+
+What is handed out is readable: the entries of a restart are given only when the ranks that own their partitions have
+read up to their ends, so that no rank ever waits for Kafka within a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from megaflow_stream.bus.api import Bus, TopicPartition
+from megaflow_stream.clock import Clock, SystemClock
+from megaflow_stream.definitions.trainer import Trainer
+from megaflow_stream.errors import MegaflowError, NotFound
+from megaflow_stream.training.background import Background
+from megaflow_stream.training.faults import Faults
+from megaflow_stream.training.loader import View
+from megaflow_stream.training.plan import PlanEntry
+from megaflow_stream.training.planlog import Logged, PlanLog, read_plan
+from megaflow_stream.training.planner import Drain, Planner
+
+AHEAD = 16  # entries handed out or logged beyond the step being trained
+WAIT_SECONDS = 0.2  # the longest that a turn waits for the log, when there is nothing left to train
+RETRY_SECONDS = (0.1, 5.0)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Orders:
+    """What all ranks do next. entries: logged, readable, not handed out before, with their offsets in the log.
+
+    advance: nothing trainable lies below these offsets, so that they count as trained. drained: this drain is done with
+    them. finished: a replay has come to its end.
+    """
+
+    entries: list[Logged] = field(default_factory=list)
+    advance: dict[TopicPartition, int] = field(default_factory=dict)
+    drained: str = ""
+    checkpoint: bool = False
+    stop: bool = False
+    finished: bool = False
+
+    def to_json(self) -> bytes:
+        return orjson.dumps(
+            {
+                "entries": [[e.offset, e.entry.to_json().decode()] for e in self.entries],
+                "advance": [[p.topic, p.partition, offset] for p, offset in self.advance.items()],
+                "drained": self.drained,
+                "checkpoint": self.checkpoint,
+                "stop": self.stop,
+                "finished": self.finished,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Orders:
+        raw: dict[str, Any] = orjson.loads(data)
+        return cls(
+            entries=[Logged(offset, PlanEntry.from_json(text.encode())) for offset, text in raw["entries"]],
+            advance={TopicPartition(t, p): offset for t, p, offset in raw["advance"]},
+            drained=raw["drained"],
+            checkpoint=raw["checkpoint"],
+            stop=raw["stop"],
+            finished=raw["finished"],
+        )
+
+
+class Leader:
+    """One job's leader. `fence` and `open` first, in the leader's own loop.
+
+    replay: hands out what the log holds, from its beginning, and writes nothing.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        trainer: Trainer,
+        background: Background,
+        faults: Faults,
+        *,
+        replay: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self.bus, self.trainer, self.background, self.faults, self.replay = bus, trainer, background, faults, replay
+        self.clock = clock or SystemClock()
+        self.planner = Planner(trainer, self.clock)
+        self.plan_log = PlanLog(bus, trainer.plan_topic, trainer.name)
+        self.drain: Drain | None = None
+        self.drained = ""
+        self._logged: deque[Logged] = deque()
+        self._appending: Future[list[Logged]] | None = None
+
+    async def fence(self) -> None:
+        """From now on no older leader of the job writes a plan. A replay writes none itself, and fences nobody."""
+        if not self.replay:
+            await self.plan_log.fence()
+
+    async def open(self, step: int, plan_cursor: int | None, trained: Mapping[TopicPartition, int]) -> None:
+        """After `fence`: reads the log from `plan_cursor` on; its first entry trains step + 1."""
+        if self.replay:
+            found = await read_plan(self.bus, self.trainer.plan_topic, plan_cursor)
+        else:
+            found = await self.plan_log.read(plan_cursor)
+        self.planner.planned.update(trained)
+        self.planner.next_step = step + 1
+        if found and found[0].entry.step != step + 1:
+            raise MegaflowError(
+                f"the checkpoint is of step {step}, but the plan goes on with step {found[0].entry.step}",
+                hint="the plan's topic and the checkpoints belong to different runs: start the job under a new name",
+                topic=self.trainer.plan_topic,
+                offset=found[0].offset,
+            )
+        for logged in found:
+            self.planner.adopt(logged.entry)
+        self._logged.extend(found)
+        if found:
+            log.info("the plan holds %d steps beyond step %d", len(found), step)
+        if not self.replay:
+            self.background.submit(self._follow_control())
+
+    def turn(
+        self,
+        views: Mapping[TopicPartition, View],
+        *,
+        left: int,
+        offsets: Mapping[TopicPartition, int],
+        checkpointer_busy: bool,
+    ) -> Orders:
+        """views: what all ranks have read. left: entries handed out and not trained. offsets: trained up to here."""
+        orders = Orders(entries=self._readable(views, AHEAD - left))
+        left += len(orders.entries)
+        if self.replay:
+            orders.finished = not left and not self._logged
+            return orders
+        self._collect(0.0)
+        if self._appending is None and not self._logged and left < AHEAD:
+            self.faults.at("before_plan", self.planner.next_step)
+            entries = self.planner.plan(views, AHEAD - left, self.drain)
+            if entries:
+                self._appending = self.background.submit(self._append(entries))
+        if not left and self._appending is not None:
+            self._collect(WAIT_SECONDS)
+        if not orders.entries:
+            orders.entries = self._readable(views, AHEAD - left)
+            left += len(orders.entries)
+        if not left and self._appending is None and not self._logged and not checkpointer_busy:
+            self._drained(views, offsets, orders)
+        return orders
+
+    def _readable(self, views: Mapping[TopicPartition, View], most: int) -> list[Logged]:
+        found: list[Logged] = []
+        while self._logged and len(found) < most:
+            ranges = self._logged[0].entry.ranges
+            if any(r.partition not in views for r in ranges):
+                missing = next(r.partition for r in ranges if r.partition not in views)
+                raise NotFound("the plan names a partition that is not there", **missing._asdict())
+            if any(views[r.partition].position < r.end for r in ranges):
+                break
+            found.append(self._logged.popleft())
+        return found
+
+    def _collect(self, wait_seconds: float) -> None:
+        if self._appending is None:
+            return
+        if not self._appending.done() and not wait_seconds:
+            return
+        try:
+            self._logged.extend(self._appending.result(wait_seconds or None))
+        except TimeoutError:
+            if not self._appending.done():
+                return
+            raise
+        self._appending = None
+
+    async def _append(self, entries: list[PlanEntry]) -> list[Logged]:
+        wait = RETRY_SECONDS[0]
+        while True:
+            try:
+                logged = await self.plan_log.append(entries)
+                self.faults.at("after_plan", entries[0].step)
+                return logged
+            except MegaflowError as error:
+                if not error.retriable:
+                    raise
+                log.warning("the plan could not be logged, trying again: %s", error)
+            await self.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_SECONDS[1])
+
+    def _drained(
+        self, views: Mapping[TopicPartition, View], offsets: Mapping[TopicPartition, int], orders: Orders
+    ) -> None:
+        drain = self.drain
+        if drain is None or drain.id == self.drained or not drain.read_by({p: v.position for p, v in views.items()}):
+            return
+        waiting = self.planner.waiting(views)
+        if any(r.offset < drain.ends.get(p, 0) for p, records in waiting.items() for r in records):
+            return
+        orders.advance = {p: end for p, end in drain.ends.items() if offsets.get(p, 0) < end}
+        for p, end in orders.advance.items():
+            self.planner.planned[p] = max(self.planner.planned.get(p, 0), end)
+        orders.drained = self.drained = drain.id
+        orders.checkpoint = True
+
+    async def _follow_control(self) -> None:
+        """Keeps `drain` at the newest one of this job."""
+        topic = TopicPartition("control", 0)
+        wait = RETRY_SECONDS[0]
+        position: int | None = None
+        while True:
+            try:
+                if position is None:
+                    position = (await self.bus.begin_offsets([topic]))[topic]
+                reader = await self.bus.reader()
+                try:
+                    reader.assign({topic: position})
+                    while True:
+                        for record in (await reader.fetch(timeout_seconds=1.0)).get(topic, ()):
+                            if (record.key or b"").decode() == self.trainer.name and record.value:
+                                self._take_control(record.value)
+                        position = await reader.position(topic)
+                finally:
+                    await reader.close()
+            except MegaflowError as error:
+                log.warning("control cannot be read, trying again: %s", error)
+            await self.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_SECONDS[1])
+
+    def _take_control(self, value: bytes) -> None:
+        try:
+            raw = orjson.loads(value)
+            ends = {}
+            for name, end in raw["drain"].items():
+                topic, _, partition = name.rpartition("/")
+                if topic == self.trainer.data:
+                    ends[TopicPartition(topic, int(partition))] = int(end)
+            self.drain = Drain(str(raw["id"]), ends)
+        except (orjson.JSONDecodeError, KeyError, ValueError, TypeError, AttributeError) as error:
+            log.warning("a record on control is not understood: %s", error)
+
+    async def close(self) -> None:
+        await self.plan_log.close()

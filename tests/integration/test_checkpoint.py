@@ -1,0 +1,324 @@
+"""Checkpoints on a real S3: what is saved is loaded; races, crashes at every step, damage, pruning, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from megaflow_stream import checkpoint
+from megaflow_stream.checkpoint import (
+    MODEL,
+    CheckpointWriter,
+    Head,
+    Loaded,
+    Snapshot,
+    TensorSpec,
+    alias,
+    lineage,
+    names,
+)
+from megaflow_stream.errors import Damaged, Fenced, MegaflowError, NotFound, SettingError
+from megaflow_stream.storage.api import ObjectInfo, ObjectStore
+from megaflow_stream.storage.s3 import S3Store
+
+Tensors = Sequence[tuple[TensorSpec, memoryview]]
+
+
+class Crash(Exception):
+    pass
+
+
+class Faulty:
+    """A store whose n-th put (from 1) fails, before it is written or after."""
+
+    def __init__(self, store: ObjectStore, nth: int, *, written: bool) -> None:
+        self.store, self.nth, self.written, self.puts = store, nth, written, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def put(self, key: str, data: bytes | memoryview, **more: Any) -> ObjectInfo:
+        self.puts += 1
+        if self.puts != self.nth:
+            return await self.store.put(key, data, **more)
+        if self.written:
+            await self.store.put(key, data, **more)
+        raise Crash(key)
+
+
+class Later:
+    """A clock that is ahead: everything is old."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def now(self) -> float:
+        import time
+
+        return time.time() + self.seconds
+
+    def monotonic(self) -> float:
+        return self.now()
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+@pytest.fixture
+async def store(s3: Any) -> AsyncIterator[S3Store]:
+    store = S3Store(
+        endpoint_url=s3.endpoint_url, bucket="test-storage", access_key=s3.access_key, secret_key=s3.secret_key
+    )
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def job() -> str:
+    return f"job-{secrets.token_hex(6)}"
+
+
+def tensors(seed: int, *, frozen: int = 0) -> Tensors:
+    """A small model: a matrix in several chunks, many small tensors, a frozen part, optimizer state."""
+    specs = [TensorSpec("embedding", "float32", (700, 600), "trainable")]
+    specs += [TensorSpec(f"norm.{i}", "bfloat16", (64,), "trainable") for i in range(20)]
+    specs += [TensorSpec("base", "float16", (600, 1000), "frozen"), TensorSpec("empty", "int64", (0, 3), "frozen")]
+    specs += [TensorSpec("optimizer/embedding/exp_avg", "float32", (700, 600), "optimizer")]
+    specs += [TensorSpec("optimizer/embedding/step", "float32", (), "optimizer")]
+    made = []
+    for number, spec in enumerate(specs):
+        source = random.Random((frozen if spec.kind == "frozen" else seed) * 1000 + number)
+        made.append((spec, memoryview(bytearray(source.randbytes(spec.size_bytes)))))
+    return made
+
+
+def snapshot(step: int, **more: Any) -> Snapshot:
+    rows = pa.table(
+        {
+            "conversation": [f"c{step}"],
+            "topic": ["features.agent"],
+            "partition": [0],
+            "offset": [step],
+            "step": [step],
+        }
+    )
+    return Snapshot(
+        step=step,
+        tensors=more.get("tensors", tensors(step)),
+        state={"offsets": {"features.agent/0": step}, "plan_cursor": step},
+        lineage=rows,
+    )
+
+
+def writer(store: ObjectStore, job: str) -> CheckpointWriter:
+    return CheckpointWriter(store, job, definition={"tokenizer": "t"}, chunk_bytes=1 << 20)
+
+
+async def saved(store: ObjectStore, job: str, count: int) -> list[Head]:
+    ours, heads, head = writer(store, job), [], None
+    for step in range(1, count + 1):
+        head = await ours.save(snapshot(step), head)
+        heads.append(head)
+    return heads
+
+
+def same(loaded: Loaded, expected: Tensors) -> bool:
+    return [(s, bytes(v)) for s, v in loaded.tensors] == [(s, bytes(v)) for s, v in expected]
+
+
+async def test_what_was_saved_is_loaded(store: S3Store, job: str) -> None:
+    assert await checkpoint.head(store, job) is None
+    with pytest.raises(NotFound, match="no checkpoint yet"):
+        await checkpoint.load(store, job)
+    head = await writer(store, job).save(snapshot(3), None)
+    assert await checkpoint.head(store, job) == head
+    loaded = await checkpoint.load(store, job)
+    assert same(loaded, tensors(3))
+    assert loaded.head == head
+    assert not loaded.skipped
+    assert loaded.manifest.offsets == {"features.agent/0": 3}
+    assert loaded.manifest.definition == {"tokenizer": "t"}
+    assert [info.key async for info in store.list(f"jobs/{job}/manifests/")] == [head.manifest]
+
+
+async def test_a_model_loads_without_its_optimizer(store: S3Store, job: str) -> None:
+    await writer(store, job).save(snapshot(1), None)
+    loaded = await checkpoint.load(store, job, kinds=MODEL)
+    assert {spec.kind for spec, _ in loaded.tensors} == {"trainable", "frozen"}
+    for sha256 in loaded.manifest.chunks(["optimizer"]):
+        await store.delete(names.chunk(job, sha256))
+    assert same(await checkpoint.load(store, job, kinds=MODEL), [t for t in tensors(1) if t[0].kind != "optimizer"])
+    with pytest.raises(Damaged, match="no checkpoint of the job is whole"):
+        await checkpoint.load(store, job)
+
+
+async def test_only_what_changed_is_uploaded(store: S3Store, job: str) -> None:
+    ours = writer(store, job)
+    head = await ours.save(snapshot(1), None)
+    first = ours.saved
+    head = await ours.save(snapshot(2), head)
+    assert ours.saved.reused_bytes == 600 * 1000 * 2
+    assert ours.saved.uploaded_bytes + ours.saved.reused_bytes == first.uploaded_bytes
+    again = writer(store, job)
+    await again.save(snapshot(3, tensors=tensors(2)), head)
+    assert again.saved.uploaded_bytes == 0
+    assert same(await checkpoint.load(store, job), tensors(2))
+
+
+async def test_of_twenty_racing_writers_one_wins_and_the_others_are_fenced(store: S3Store, job: str) -> None:
+    first = await writer(store, job).save(snapshot(1), None)
+    small = [(TensorSpec("w", "float32", (4,), "trainable"), memoryview(bytearray(16)))]
+    for parent in (first, None):
+        results = await asyncio.gather(
+            *(writer(store, job).save(snapshot(2, tensors=small), parent) for _ in range(20)), return_exceptions=True
+        )
+        heads = [result for result in results if isinstance(result, Head)]
+        assert len(heads) == (1 if parent else 0)
+        assert sum(isinstance(result, Fenced) for result in results) == 20 - len(heads)
+        if heads:
+            assert await checkpoint.head(store, job) == heads[0]
+
+
+async def test_a_crash_at_any_put_leaves_the_old_head_or_the_new_one_whole(store: S3Store, job: str) -> None:
+    first = await writer(store, job).save(snapshot(1), None)
+    counting = Faulty(store, 0, written=False)
+    probe = await writer(counting, job).save(snapshot(2), first)
+    assert counting.puts > 5
+    for nth in range(1, counting.puts + 1):
+        for written in (False, True):
+            before = await checkpoint.head(store, job)
+            with pytest.raises(Crash):
+                await writer(Faulty(store, nth, written=written), job).save(snapshot(100 + nth), before)
+            loaded = await checkpoint.load(store, job)
+            moved = nth == counting.puts and written
+            assert loaded.manifest.step == (100 + nth if moved else before.step if before else 0)
+            assert not loaded.skipped
+    assert probe.step == 2
+    # A restarted trainer goes on from the head.
+    loaded = await checkpoint.load(store, job)
+    await writer(store, job).save(snapshot(300), loaded.head)
+    assert same(await checkpoint.load(store, job), tensors(300))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "missing", "manifest", "manifest missing"])
+async def test_damage_falls_back_one_manifest_and_is_told(store: S3Store, job: str, damage: str) -> None:
+    heads = await saved(store, job, 3)
+    newest = await checkpoint.read_manifest(store, heads[2].ref)
+    older = await checkpoint.read_manifest(store, heads[1].ref)
+    sizes = {sha256: size for sha256, size in newest.chunks().items() if sha256 not in older.chunks()}
+    key = names.chunk(job, max(sizes, key=lambda sha256: sizes[sha256]))
+    if damage.startswith("manifest"):
+        key = heads[2].manifest
+    data, _ = await store.get(key)
+    if damage.endswith("missing"):
+        await store.delete(key)
+    elif damage == "short":
+        await store.put(key, data[:-1])
+    else:
+        await store.put(key, data[:99] + bytes([data[99] ^ 1]) + data[100:])
+    loaded = await checkpoint.load(store, job)
+    assert loaded.manifest.step == 2
+    assert same(loaded, tensors(2))
+    assert [skipped.step for skipped in loaded.skipped] == [3]
+    assert loaded.skipped[0].reason
+    with pytest.raises(MegaflowError):
+        await checkpoint.load(store, job, heads[2].manifest)
+    assert (await checkpoint.verify(store, heads[2].ref)).problems
+    assert not (await checkpoint.verify(store, heads[1].ref)).problems
+    # What is saved next builds on what was loaded, and writes the damaged bytes again.
+    assert loaded.head is not None
+    head = await writer(store, job).save(snapshot(3), loaded.head)
+    assert same(await checkpoint.load(store, job), tensors(3))
+    assert not (await checkpoint.verify(store, head.ref)).problems
+
+
+async def test_when_nothing_is_whole_the_error_says_so(store: S3Store, job: str) -> None:
+    for head in await saved(store, job, 2):
+        await store.put(head.manifest, b"{}")
+    with pytest.raises(Damaged, match="2 were tried") as raised:
+        await checkpoint.load(store, job)
+    assert "verify" in raised.value.hint
+
+
+async def test_a_checkpoint_is_found_by_key_step_alias_and_head(store: S3Store, job: str) -> None:
+    heads = await saved(store, job, 3)
+    best = await alias.move(store, job, "best", heads[1].ref, None, {"by": "test"})
+    assert await alias.get(store, job, "best") == best
+    assert await checkpoint.resolve(store, job) == heads[2].ref
+    assert await checkpoint.resolve(store, job, "head") == heads[2].ref
+    assert await checkpoint.resolve(store, job, "best") == heads[1].ref
+    assert await checkpoint.resolve(store, job, "2") == heads[1].ref
+    assert await checkpoint.resolve(store, job, 1) == heads[0].ref
+    assert await checkpoint.resolve(store, job, heads[0].manifest) == heads[0].ref
+    for missing in ("worst", "9", 7):
+        with pytest.raises(NotFound):
+            await checkpoint.resolve(store, job, missing)
+    await alias.move(store, job, "best", heads[2].ref, best, {})
+    with pytest.raises(Fenced):
+        await alias.move(store, job, "best", heads[0].ref, best, {})
+    assert [found.name async for found in alias.every(store, job)] == ["best"]
+
+
+async def test_a_snapshot_that_cannot_be_resumed_is_refused(store: S3Store, job: str) -> None:
+    with pytest.raises(MegaflowError, match="offsets"):
+        await writer(store, job).save(Snapshot(step=1, tensors=[], state={"plan_cursor": 1}), None)
+    bad = [(TensorSpec("w", "float32", (4,), "trainable"), memoryview(bytearray(15)))]
+    with pytest.raises(MegaflowError, match="16 bytes, not 15"):
+        await writer(store, job).save(snapshot(1, tensors=bad), None)
+    assert await checkpoint.head(store, job) is None
+
+
+async def test_pruning_keeps_the_head_the_newest_the_aliases_and_all_lineage(store: S3Store, job: str) -> None:
+    heads = await saved(store, job, 6)
+    await alias.move(store, job, "best", heads[1].ref, None, {})
+    with pytest.raises(Crash):  # an orphan: chunks and a manifest that never became the head
+        await writer(Faulty(store, 8, written=True), job).save(snapshot(99), heads[5])
+    with pytest.raises(SettingError, match="at least 2"):
+        await checkpoint.prune(store, job, 1)
+    before = {info.key async for info in store.list(f"jobs/{job}/")}
+
+    dry = await checkpoint.prune(store, job, 2, dry_run=True, clock=Later(1000))
+    assert {info.key async for info in store.list(f"jobs/{job}/")} == before
+    young = await checkpoint.prune(store, job, 2)
+    assert young.manifests == [heads[i].manifest for i in (0, 2, 3)]
+    assert not young.chunks
+    assert young.young > 0
+
+    real = await checkpoint.prune(store, job, 2, clock=Later(1000))
+    after = {info.key async for info in store.list(f"jobs/{job}/")}
+    assert set(dry.manifests) == set(young.manifests) | set(real.manifests)
+    assert set(real.chunks) == set(dry.chunks)
+    assert before - after == {*dry.manifests, *dry.chunks, *dry.lineage}
+    assert dry.freed_bytes > real.freed_bytes > 0
+    assert real.kept == [heads[i].manifest for i in (5, 4, 1)]
+    for kept in (heads[5], heads[4], heads[1]):
+        assert not (await checkpoint.verify(store, kept.ref)).problems
+        assert (await checkpoint.load(store, job, kept.manifest)).manifest.step == kept.step
+    newest = await checkpoint.read_manifest(store, heads[5].ref)
+    steps = (await lineage.of_checkpoint(store, newest))["step"].to_pylist()
+    assert steps == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(NotFound):
+        await checkpoint.load(store, job, heads[0].manifest)
+    assert not (await checkpoint.prune(store, job, 2, clock=Later(1000))).chunks
+
+
+async def test_fifty_saves_do_not_grow_memory(store: S3Store, job: str) -> None:
+    ours, head = writer(store, job), None
+    state = tensors(0)
+    process, marks = psutil.Process(), []
+    for step in range(1, 51):
+        state[0][1][:8] = step.to_bytes(8, "little")
+        head = await ours.save(snapshot(step, tensors=state), head)
+        if step in (15, 50):
+            gc.collect()
+            marks.append(process.memory_info().rss)
+    assert marks[1] - marks[0] < 16 << 20
+    assert ours.saved.chunks == 1
