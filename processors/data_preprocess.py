@@ -5,7 +5,7 @@ conversations.raw --clean--> conversations.clean --features--> features.<dataset
 
 from pathlib import Path
 
-from megaflow_stream.definitions.processor import Deduplicate, Processor, Sink
+from megaflow_stream.definitions.processor import Backlog, Deduplicate, Processor, Sink
 from megaflow_stream.features import record
 from megaflow_stream.processing.steps import clean as cleaning
 from megaflow_stream.processing.steps import features as packing
@@ -22,6 +22,9 @@ clean = Processor(
             headers={"content-type": "application/json", "schema": "megaflow.conversation/1"},
         )
     ],
+    backlog=Backlog(
+        topic="conversations.clean", group="megaflow.process.features", high_bytes=64 << 20, low_bytes=16 << 20
+    ),
 )
 
 packed = {"content-type": record.CONTENT_TYPE, "schema": record.SCHEMA}
@@ -41,4 +44,7 @@ features = Processor(
     ],
     state=Deduplicate(changelog="state.features"),
     linger_seconds=1.0,
+    backlog=Backlog(
+        topic="features.agent", group="megaflow.train.model_finetune", high_bytes=64 << 20, low_bytes=16 << 20
+    ),
 )

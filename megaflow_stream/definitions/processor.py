@@ -89,7 +89,8 @@ class Deduplicate:
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """Backpressure from downstream: pause while `group` is further behind on `topic` than `bytes`."""
+    """Backpressure from downstream: pause while `group` is further behind on `topic` than `high_bytes`, until it is
+    within `low_bytes`. A trainer's group is `megaflow.train.NAME`; its position is its plan cursor."""
 
     topic: str
     group: str

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megaflow_stream.bus.api import Bus
+from megaflow_stream.bus.api import Bus, TopicPartition
 from megaflow_stream.definitions.processor import Backlog, Processor
 from megaflow_stream.errors import NotFound, SettingError
 from megaflow_stream.observe.status import StatusWriter
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _BACKLOG_SECONDS = 1.0
 _STATUS_SECONDS = 1.0
 _FETCH_BYTES = 1 << 20
+Positions = Mapping[TopicPartition, int]
 
 
 class Engine:
@@ -113,9 +114,9 @@ class Engine:
             except Exception as error:
                 log.info("the backlog of %s is not known now: %s", backlog.group, error)
                 continue
-            if behind > backlog.high_bytes:
+            if behind is not None and behind > backlog.high_bytes:
                 member.hold_back(True)
-            elif behind < backlog.low_bytes:
+            elif behind is None or behind < backlog.low_bytes:
                 member.hold_back(False)
 
     async def _report(self) -> None:
@@ -154,18 +155,22 @@ class Engine:
             used, at, done = cpu, now, total
 
 
-async def backlog_bytes(bus: Bus, backlog: Backlog) -> float:
-    """How far `backlog.group` is behind on `backlog.topic`: records behind times the mean bytes of recent records."""
+async def backlog_bytes(bus: Bus, backlog: Backlog) -> float | None:
+    """How far `backlog.group` is behind on `backlog.topic`: records behind times the mean bytes of recent records.
+
+    None while the group has no position: nobody reads yet, and nobody is to wait for that."""
     partitions = await bus.partitions(backlog.topic)
     committed = await bus.committed(backlog.group)  # before the ends: never negative
+    if not committed:
+        return None
     begins = await bus.begin_offsets(partitions)
     ends = await bus.end_offsets(partitions)
     lag = {tp: ends[tp] - max(committed.get(tp, begins[tp]), begins[tp]) for tp in partitions}
     records = sum(max(0, n) for n in lag.values())
-    return records * await _bytes_per_record(bus, backlog.topic, lag, ends) if records else 0.0
+    return records * await _bytes_per_record(bus, lag, ends) if records else 0.0
 
 
-async def _bytes_per_record(bus: Bus, topic: str, lag: dict, ends: dict) -> float:  # type: ignore[type-arg]
+async def _bytes_per_record(bus: Bus, lag: Positions, ends: Positions) -> float:
     """The mean size of the last few records of the partition that is furthest behind."""
     tp = max(lag, key=lambda partition: lag[partition])
     reader = await bus.reader(partition_fetch_bytes=1 << 16)

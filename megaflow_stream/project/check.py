@@ -28,6 +28,8 @@ _SAYS: Mapping[Kind, tuple[str, ...]] = {
     "trainer": ("checkpoint", "ranks"),
     "evaluation": ("policy",),
 }
+FETCH_BYTES = 1 << 20  # what a reader asks of a partition at once
+TOKEN_BYTES = 3  # of a packed sequence: two of the id, an eighth of the mask, the record's own
 _UNSAID = {"parallelism": 1, "checkpoint": None, "ranks": None, "policy": None}
 
 
@@ -41,6 +43,7 @@ def check(project: Project, machine: Machine | None = None) -> list[str]:
         if kind == "processor":
             for path, processor in project.processors(stage):
                 _check_processor(project, path, processor, topics)
+                _check_backlog(project, path, processor)
             found += _capped(project, stage, topics)
         elif kind == "trainer":
             _check_trainer(project, *project.trainer(stage.name), topics)
@@ -123,6 +126,27 @@ def _check_processor(project: Project, file: Path, processor: Processor, topics:
                 hint="declare as many in topics/",
                 file=file,
             )
+
+
+def _check_backlog(project: Project, file: Path, processor: Processor) -> None:
+    """A budget that one fetch or one global batch exceeds would hold the stream still for ever."""
+    backlog = processor.backlog
+    if backlog is None:
+        return
+    least, what = FETCH_BYTES, "one fetch"
+    for stage in project.pipeline().stages:
+        if project.kind(stage) == "trainer":
+            trainer = project.trainer(stage.name)[1]
+            batch = trainer.global_batch * trainer.block_tokens * TOKEN_BYTES
+            if trainer.data == backlog.topic and batch > least:
+                least, what = batch, f"one global batch of {trainer.name}"
+    if not least <= backlog.low_bytes < backlog.high_bytes:
+        raise SettingError(
+            f"Processor {processor.name}: a backlog of {backlog.low_bytes:,} to {backlog.high_bytes:,} bytes on "
+            f"{backlog.topic} cannot work",
+            hint=f"low_bytes must be at least {least:,} ({what}), and below high_bytes",
+            file=file,
+        )
 
 
 def _check_trainer(project: Project, file: Path, trainer: Trainer, topics: Mapping[str, Topic]) -> None:

@@ -11,6 +11,7 @@ from megaflow_stream.definitions.pipeline import Machine
 from megaflow_stream.errors import SettingError
 from megaflow_stream.project.check import check, workers
 from megaflow_stream.project.folder import Project, find
+from megaflow_stream.project.scaffold import init
 
 LARGE = Machine(cpu=10**6, gpu=10**6, memory_bytes=1 << 60)
 
@@ -191,3 +192,13 @@ def test_what_does_not_fit_together_is_refused(root: Path, file: str, old: str, 
     with pytest.raises(SettingError) as caught:
         check(project, LARGE)
     assert says in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_backlog_below_one_global_batch_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "demo"
+    init(root)
+    path = root / "processors" / "data_preprocess.py"
+    path.write_text(path.read_text().replace("high_bytes=64 << 20, low_bytes=16 << 20", "high_bytes=2, low_bytes=1"))
+    with pytest.raises(SettingError, match="backlog of 1 to 2 bytes") as refused:
+        check(find(root))
+    assert "one fetch" in refused.value.hint
