@@ -6,7 +6,13 @@ The variable holds a JSON list. Each fault names a point of the code and where i
 
 nth: strike at the n-th time (from 1) that the point is reached with all the other given values equal; default 1.
 action: kill (SIGKILL to this process), stop (SIGSTOP), raise (RuntimeError), exit (status 1).
-once: a file made when the fault strikes; a fault whose file exists is over, so a restarted process goes on.
+once: a file made when the fault strikes, with the process's id in it; a fault whose file exists is over, so a
+    restarted process goes on.
+
+A trainer's points are `rank.before_exchange`, `rank.before_plan` (rank 0, before a plan is logged), `rank.after_plan`,
+`rank.before_slices`, `rank.before_reduce`, `rank.after_reduce`, `rank.after_apply`, `rank.before_snapshot`; in the
+background of rank 0 `rank.before_save` and `rank.after_save` (between the head and its announcement). Each has rank,
+step (being trained, or of the checkpoint) and generation (of the launcher's group, from 1).
 """
 
 from __future__ import annotations
@@ -14,9 +20,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any
+from typing import Any, Protocol
 
 _META = frozenset({"point", "nth", "action", "once"})
+
+
+class Reach(Protocol):
+    """`reach`, or it with some values given already."""
+
+    def __call__(self, point: str, **where: object) -> None: ...
+
+
 _faults: list[dict[str, Any]] = json.loads(os.environ.get("MEGAFLOW_FAULTS") or "[]")
 _reached: dict[int, int] = {}
 
@@ -35,7 +49,8 @@ def _first(fault: dict[str, Any]) -> bool:
     if "once" not in fault:
         return True
     try:
-        os.close(os.open(fault["once"], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        with open(fault["once"], "x") as file:
+            file.write(str(os.getpid()))
     except FileExistsError:
         return False
     return True

@@ -87,7 +87,7 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def samples() -> Path:
     """The folder of conversations of the project's own making, as `megaflow run` publishes them."""
-    folder = ROOT / "megaflow_stream" / "publishing" / "samples"
+    folder = ROOT / "topics" / "samples"
     if not folder.is_dir():
         pytest.skip(f"no samples at {folder}")
     return folder

@@ -130,6 +130,7 @@ class TrainingJob:
         await bus.create_topic(TopicDescription("status", 1, {"cleanup.policy": "compact"}))
         await bus.create_topic(TopicDescription("status.events", 1))
         await bus.create_topic(TopicDescription("checkpoints", 1))
+        await bus.create_topic(TopicDescription("evaluations", 1))
         await bus.close()
 
     async def write(self, records: int, partitions: Sequence[int] | None = None, tokenizer: str = "") -> None:
@@ -252,7 +253,9 @@ class ThreadGroup:
         """Waits for the end of all ranks; raises what ended one."""
         for thread in self._threads:
             thread.join(60)
-            assert not thread.is_alive()
+            if thread.is_alive():  # one that waits for a rank that has failed
+                assert self.errors, "a rank does not end"
+                raise self.errors[0]
         self._folder.cleanup()
         if self.errors:
             raise self.errors[0]

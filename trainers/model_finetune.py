@@ -45,6 +45,7 @@ trainer = Trainer(
     build_schedule=build_schedule,
     loss=loss,
     block_tokens=512,
+    vocabulary=VOCABULARY,
     micro_slice=4,
     global_batch=16,
     threads_per_rank=1,

@@ -14,6 +14,7 @@ from aiokafka import TopicPartition as KafkaPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
+    ConsumerStoppedError,
     InvalidPartitionsError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
@@ -213,7 +214,8 @@ class KafkaBus:
         def again(error: Exception) -> bool:
             if isinstance(error, UnknownTopicOrPartitionError) and time.monotonic() > unknown_until:
                 return False
-            return bool(getattr(error, "retriable", False))
+            # Another question failed, and closed the client that this one was using: the next try has a new one.
+            return isinstance(error, ConsumerStoppedError) or bool(getattr(error, "retriable", False))
 
         try:
             async with asyncio.timeout(seconds):

@@ -150,8 +150,9 @@ class KafkaProducer:
             log.info("closing the producer %s: %r", self.transactional_id, error)
             self._producer._closed = True
             with contextlib.suppress(Exception):
-                if self._producer._sender.sender_task is not None:
-                    self._producer._sender.sender_task.cancel()
+                if (sender := self._producer._sender.sender_task) is not None:
+                    sender.cancel()
+                    await asyncio.wait([sender], timeout=1.0)
                 await asyncio.wait_for(self._producer.client.close(), _CLOSE_SECONDS)
 
 

@@ -75,6 +75,7 @@ class KafkaReader:
         except TimeoutError:
             return {}
         except NoOffsetForPartitionError:  # assigned by the group, not yet sought by its owner
+            await asyncio.sleep(min(timeout_seconds, 0.02))  # raised at once, and so again: others must have their turn
             return {}
         except OffsetOutOfRangeError as error:
             raise await self._expired(error) from error
@@ -86,8 +87,11 @@ class KafkaReader:
         for partition, offset in positions.items():
             if offset == _UNSOUGHT:
                 return BusError("fetching: resumed before it was sought", **partition._asdict())
-            begin = (await self._consumer.beginning_offsets([partition]))[partition]
-            end = (await self._consumer.end_offsets([partition]))[partition]
+            try:
+                begin = (await self._consumer.beginning_offsets([partition]))[partition]
+                end = (await self._consumer.end_offsets([partition]))[partition]
+            except FAILURES as failure:
+                raise translate(failure, "asking what is retained", **partition._asdict()) from failure
             return RecordsExpired(
                 f"the position {offset} is outside of what is retained: [{begin}, {end})",
                 hint="records between the two are gone: raise the retention, or move the position on purpose",

@@ -43,6 +43,18 @@ async def head(store: ObjectStore, job: str) -> Head | None:
         raise Damaged(f"the head does not hold together: {error}", key=key) from error
 
 
+async def moved(store: ObjectStore, job: str, writer: str, step: int) -> Head | None:
+    """The head, where one of this writer's tries for `step` has moved it: the answer to that was lost."""
+    data, info = await store.get(names.head(job))
+    try:
+        raw = orjson.loads(data)
+        if str(raw["writer"]).startswith(f"{writer}-") and int(raw["step"]) == step:
+            return Head(raw["manifest"], raw["manifest_sha256"], info.etag, step)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        pass  # another's
+    return None
+
+
 async def move(store: ObjectStore, job: str, to: ManifestRef, over: Head | None, *, writer: str, at_ms: int) -> Head:
     """Moves the head over the one that the caller built on. Raises `Fenced` where it is another by now.
 

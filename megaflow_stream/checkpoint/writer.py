@@ -27,7 +27,7 @@ import pyarrow as pa
 from megaflow_stream import faults
 from megaflow_stream.checkpoint import lineage, names
 from megaflow_stream.checkpoint.cut import CHUNK_BYTES, Chunk, cut
-from megaflow_stream.checkpoint.head import Head, move
+from megaflow_stream.checkpoint.head import Head, move, moved
 from megaflow_stream.checkpoint.manifest import (
     LineageRef,
     Manifest,
@@ -40,7 +40,7 @@ from megaflow_stream.checkpoint.manifest import (
 )
 from megaflow_stream.checkpoint.tensor import TensorSpec
 from megaflow_stream.clock import Clock, SystemClock
-from megaflow_stream.errors import MegaflowError
+from megaflow_stream.errors import Fenced, MegaflowError
 from megaflow_stream.storage.api import ObjectStore
 
 IN_FLIGHT = 4
@@ -183,7 +183,15 @@ class CheckpointWriter:
 
         # 4. Head.
         faults.reach("checkpoint.before_head", step=snapshot.step)
-        new = await move(self.store, self.job, ref, parent, writer=manifest.writer, at_ms=at_ms)
+        try:
+            new = await move(self.store, self.job, ref, parent, writer=manifest.writer, at_ms=at_ms)
+        except Fenced:
+            # A try before this one may have moved it, and its answer was lost in an outage: it has the same content.
+            earlier = await moved(self.store, self.job, self.writer, snapshot.step)
+            if earlier is None or earlier == parent:
+                raise
+            self._last, self.saved = None, Saved(work.chunks, work.uploaded_bytes, work.reused_bytes)
+            return earlier
         faults.reach("checkpoint.after_head", step=snapshot.step)
         self._last, self._last_key = manifest, ref.manifest
         self.saved = Saved(work.chunks, work.uploaded_bytes, work.reused_bytes, time.monotonic() - began)

@@ -12,7 +12,6 @@ import click
 from megaflow_stream.cli.context import Context, command_options, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from megaflow_stream.bus import Bus
     from megaflow_stream.observe.lag import Follower, PartitionLag
     from megaflow_stream.project.folder import Project
 
@@ -33,9 +32,9 @@ COLUMNS = ("group", "topic", "partition", "position", "end", "records", "bytes",
 def lag(context: Context, groups: tuple[str, ...], watch: bool, every: float) -> None:
     """Records, bytes and seconds behind, per group and partition; only GROUPS where any are named.
 
-    Counted from positions: processors and evaluations by their consumer groups, a trainer by its latest checkpoint or
-    its plan. Records that an open transaction has written are not readable yet, and no lag. A `~` marks an estimate,
-    `?` an unknown; seconds is the age of the oldest unread record.
+    Counted from the positions of consumer groups; a trainer's is what it has planned to train. Records that an open
+    transaction has written are not readable yet, and no lag. A `~` marks an estimate, `?` an unknown; seconds is the
+    age of the oldest unread record.
 
     \b
     Example:
@@ -53,7 +52,7 @@ async def _lag(context: Context, groups: tuple[str, ...], every: float | None) -
 
     async with connected(context.project, context.settings, kafka=True, s3=False) as connection:
         while True:
-            chosen = [f for f in await followers(context.project, connection.bus) if not groups or f.group in groups]
+            chosen = [f for f in followers(context.project) if not groups or f.group in groups]
             found = await measure(connection.bus, chosen)
             if every is not None and sys.stdout.isatty():
                 click.clear()
@@ -66,15 +65,13 @@ async def _lag(context: Context, groups: tuple[str, ...], every: float | None) -
             await asyncio.sleep(every)
 
 
-async def followers(project: Project, bus: Bus) -> list[Follower]:
+def followers(project: Project) -> list[Follower]:
     """Everybody who reads a topic of the project: its processors, its trainers, its evaluations, the statistics agent.
 
-    A trainer's group is shown as `megaflow.train.NAME`: its positions are in its checkpoints and its status."""
-    from megaflow_stream.observe.lag import Follower, trainer_positions
-    from megaflow_stream.observe.status import read_status
+    A trainer's group is its plan cursor: what it has planned, which may be ahead of its checkpoint."""
+    from megaflow_stream.observe.lag import Follower
 
     found: list[Follower] = []
-    status = await read_status(bus)
     for stage in project.pipeline().ordered():
         kind = project.kind(stage)
         if kind == "processor":
@@ -82,8 +79,7 @@ async def followers(project: Project, bus: Bus) -> list[Follower]:
                 found.append(Follower(group=processor.group, topics=[processor.source]))
         elif kind == "trainer":
             _, trainer = project.trainer(stage.name)
-            positions = await trainer_positions(bus, trainer.name, status=status)
-            found.append(Follower(group=f"megaflow.train.{trainer.name}", topics=[trainer.data], positions=positions))
+            found.append(Follower(group=f"megaflow.train.{trainer.name}", topics=[trainer.data]))
         else:
             found.append(Follower(group=f"megaflow.evaluate.{stage.name}", topics=["checkpoints"]))
     found.append(Follower(group="megaflow.statistics", topics=["processing.statistics"]))

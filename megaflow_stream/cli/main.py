@@ -162,13 +162,13 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     if debug:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     if isinstance(error, MegaflowError):
+        if error.hint:  # first: the cause is the last line, where whoever reads a log looks for it
+            click.echo(f"what to do: {error.hint}", err=True)
         click.echo(f"error: {error}", err=True)
-        if error.hint:
-            click.echo(f"  what to do: {error.hint}", err=True)
         return error.exit_code
-    click.echo(f"error: unexpected {type(error).__name__}: {error}", err=True)
     if not debug:
-        click.echo("  what to do: run it again with --debug, and report what that shows", err=True)
+        click.echo("what to do: run it again with --debug, and report what that shows", err=True)
+    click.echo(f"error: unexpected {type(error).__name__}: {error}", err=True)
     return 1
 
 

@@ -141,6 +141,8 @@ def _age(seconds: float | None) -> str:
 def _figures(document: Mapping[str, Any]) -> str:
     if document.get("error"):
         return str(document["error"])
+    if document.get("waiting_for"):
+        return f"waiting for {document['waiting_for']}"
     figures = {name: value for name, value in document.items() if name not in _OWN}
     plain = [(name, value) for name, value in figures.items() if isinstance(value, (int, float, str))]
     return "  ".join(f"{name} {_figure(value)}" for name, value in plain[:_SHOWN])

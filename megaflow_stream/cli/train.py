@@ -70,6 +70,7 @@ async def _train(context: Context, name: str, ranks: int | None, until_step: int
             replay=replay,
             until_step=until_step,
             checkpoint=next((s.checkpoint for s in context.project.pipeline().stages if s.name == path.stem), None),
+            gates=context.project.gates(name),
         )
         job.trainer()  # a wrong one is refused here, before any rank starts
         told = print_json if context.json else _Told()
@@ -105,6 +106,8 @@ class _Told:
         elif kind == "started":
             ranks = event["world_size"]
             say(f"training from step {event['step']} with {ranks} rank{'s' if ranks > 1 else ''}")
+        elif kind == "waiting":
+            say(f"waiting for {event['waiting_for']}")
         elif kind == "checkpoint":
             say(f"checkpoint of step {event['step']}: {event['manifest']}")
         elif kind == "drained":

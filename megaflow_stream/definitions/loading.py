@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -12,11 +13,16 @@ from typing import TypeVar
 from megaflow_stream.errors import NotFound, SettingError
 
 T = TypeVar("T")
+_loading = threading.RLock()  # no thread sees a module that another has begun to execute
 
 
 def load_module(path: Path) -> ModuleType:
     """The module at `path`, loaded once a process. Raises `SettingError` with the file and line of what went wrong."""
-    path = path.resolve()
+    with _loading:
+        return _load(path.resolve())
+
+
+def _load(path: Path) -> ModuleType:
     name = f"_megaflow_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -32,6 +32,7 @@ class Trainer:
     build_schedule: optimizer -> torch.optim.lr_scheduler.LRScheduler, stepped once a step; None keeps the rates.
     trainable: parameter name -> whether it is trained; the others are frozen.
     block_tokens: length of a packed sequence (T of a micro-slice).
+    vocabulary: how many token ids the model knows; a tokenizer with more is refused. None leaves that to the model.
     micro_slice: packed sequences of one forward and backward, a fixed shape [micro_slice, block_tokens].
     global_batch: packed sequences of one step, over all ranks; a multiple of micro_slice.
     linger_seconds: a global batch that does not fill is closed after this long.
@@ -53,6 +54,7 @@ class Trainer:
     build_schedule: Callable[[Any], Any] | None = None
     trainable: Callable[[str], bool] = _every
     block_tokens: int = 512
+    vocabulary: int | None = None
     micro_slice: int = 4
     global_batch: int = 16
     linger_seconds: float = 2.0

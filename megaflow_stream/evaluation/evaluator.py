@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ from megaflow_stream.storage.api import ObjectStore
 log = logging.getLogger(__name__)
 
 FETCH_SECONDS = 0.25
+COMMIT_SECONDS = 6 * 3600.0  # a broker forgets a group's offsets after offsets.retention.minutes, by default 7 days
 AGAIN_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
 
@@ -98,7 +100,7 @@ class Evaluator:
             except MegaflowError as error:
                 if not error.retriable:
                     raise
-                tries = 0 if self.evaluated > done else tries + 1
+                tries = 1 if self.evaluated > done else tries + 1
                 seconds = AGAIN_SECONDS[min(tries, len(AGAIN_SECONDS)) - 1]
                 log.warning("%s; again in %.1f s", error, seconds)
                 await self._say("waiting", error=str(error))
@@ -118,6 +120,7 @@ class Evaluator:
             await self._say("idle", **self._figures())
             reader = await self.bus.reader()
             reader.assign({place: committed})
+            committed_at = -math.inf
             while not stop.is_set():
                 fetched = await reader.fetch(timeout_seconds=FETCH_SECONDS, max_records=16)  # 3
                 for record in fetched.get(place, ()):
@@ -125,10 +128,11 @@ class Evaluator:
                         return
                     committed = record.offset + 1
                 position = await reader.position(place)
-                if position > committed:
+                again = self._clock.monotonic() - committed_at > COMMIT_SECONDS
+                if position > committed or again:
                     # Past the markers of transactions, so that an evaluator with nothing to do has no lag.
                     await self._commit(producer, (), position)
-                    committed = position
+                    committed, committed_at = position, self._clock.monotonic()
         finally:
             if reader is not None:
                 await reader.close()

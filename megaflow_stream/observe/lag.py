@@ -14,12 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import orjson
-
 from megaflow_stream.bus.api import Bus, Reader, Record, TopicPartition
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.errors import NotFound, RecordsExpired
-from megaflow_stream.observe.scan import scan
 
 COUNTED_OFFSETS = 20_000  # gaps up to this are read and counted
 COUNTED_BYTES = 32 << 20
@@ -187,28 +184,7 @@ def _extent(gap: _Gap) -> tuple[int, int, bool]:
     return math.ceil(gap.records * scale), math.ceil(gap.size_bytes * scale), False
 
 
-async def trainer_positions(
-    bus: Bus, job: str, *, checkpoints: str = "checkpoints", status: Mapping[str, Mapping[str, Any]] | None = None
-) -> dict[TopicPartition, int]:
-    """A trainer's next offsets: its latest checkpoint's, or those that its status (`offsets`) says it has planned.
-
-    The plan cursor only goes forward, so the higher one holds. Empty where it has done neither.
-    """
-    offsets: dict[TopicPartition, int] = {}
-    try:
-        async for record in scan(bus, checkpoints):
-            if record.key == job.encode() and record.value is not None:
-                offsets = _offsets(orjson.loads(record.value).get("offsets"))
-    except NotFound:
-        pass
-    for document in (status or {}).values():
-        if document.get("kind") == "trainer" and document.get("job") == job:
-            for partition, offset in _offsets(document.get("offsets")).items():
-                offsets[partition] = max(offset, offsets.get(partition, 0))
-    return offsets
-
-
-def _offsets(written: object) -> dict[TopicPartition, int]:
+def offsets_of(written: object) -> dict[TopicPartition, int]:
     """{"TOPIC/P": offset} as positions."""
     found = {}
     for name, offset in written.items() if isinstance(written, dict) else ():

@@ -10,6 +10,7 @@ import orjson
 
 from megaflow_stream.bus.api import OutRecord, Record, TopicPartition
 from megaflow_stream.definitions.processor import Dropped, Processor, Rejected
+from megaflow_stream.errors import NotFound
 from megaflow_stream.processing.frames import Answer
 
 _JSON = [("content-type", b"application/json")]
@@ -64,6 +65,12 @@ class Batch:
         out: dict[tuple[str, int], list[OutRecord]] = {}
 
         def put(topic: str, partition: int, records: Sequence[OutRecord]) -> None:
+            if topic not in partitions:
+                raise NotFound(
+                    f"processor {processor.name} made an output for {topic}, which is not there",
+                    hint="declare it in topics/, `megaflow topics apply`, then start the worker again",
+                    topic=topic,
+                )
             out.setdefault((topic, partition % partitions[topic]), []).extend(records)
 
         for answer in self.answers:

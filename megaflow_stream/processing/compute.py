@@ -24,15 +24,16 @@ from typing import Protocol
 import psutil
 import pyarrow as pa
 
-from megaflow_stream.errors import MegaflowError
+from megaflow_stream.errors import MegaflowError, SettingError
 from megaflow_stream.processing.compute_process import Work
-from megaflow_stream.processing.frames import DONE, HEAD, Answer, encode_batch, unpack
+from megaflow_stream.processing.frames import DONE, HEAD, RAISED, Answer, encode_batch, unpack
 
 log = logging.getLogger(__name__)
 
 _READY_SECONDS = 120.0  # imports on a starved machine
 _WALL_FACTOR = 10  # wall seconds allowed for one CPU second of the limit
 _PIPE_BYTES = 1 << 20
+_DIED = 255  # in the place of a head's status
 
 
 class HandlerRaised(MegaflowError):
@@ -43,11 +44,16 @@ class HandlerDied(MegaflowError):
     """The compute process hung or died while this batch was its first."""
 
 
+class HandlerNotStarted(MegaflowError):
+    """No compute process gets ready: no record is to blame, and none can be processed."""
+
+
 class Compute(Protocol):
     """Calls the handler of a processor, by its number in the worker."""
 
     async def call(self, number: int, batch: pa.RecordBatch, hang_seconds: float) -> Answer:
-        """Raises `HandlerRaised`, or `HandlerDied` when the process hung or died with this batch."""
+        """Raises `HandlerRaised`, `HandlerDied` when the process hung or died with this batch, `HandlerNotStarted` or
+        `SettingError`, which no other batch can cure."""
         ...
 
     def cpu_seconds(self) -> float:
@@ -79,7 +85,8 @@ class ProcessCompute:
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Starts the process, a few times if need be. Raises `HandlerDied` with its last words on stderr."""
+        """Starts the process, a few times if need be. Raises `SettingError` where a handler cannot be
+        built, `HandlerNotStarted` where the process dies."""
         for wait_seconds in (0.1, 1.0, 5.0, None):
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -93,17 +100,23 @@ class ProcessCompute:
             assert process.stdout is not None
             assert process.stdin is not None
             try:
-                await asyncio.wait_for(process.stdout.readexactly(HEAD.size), _READY_SECONDS)
-            except (asyncio.IncompleteReadError, TimeoutError) as error:
+                async with asyncio.timeout(_READY_SECONDS):
+                    status, size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
+                    said = (await process.stdout.readexactly(size)).decode(errors="replace")
+            except (asyncio.IncompleteReadError, TimeoutError):
                 _kill(process)
-                if wait_seconds is None:
-                    raise HandlerDied(
-                        f"the compute process does not start (exit status {await process.wait()})",
-                        hint="its own error stands above, on stderr",
-                    ) from error
-                await asyncio.sleep(wait_seconds)
-                continue
-            break
+                status, said = _DIED, f"the compute process does not start (exit status {await process.wait()})"
+            except BaseException:  # the caller's partition was revoked: nobody would know of this process
+                _kill(process)
+                raise
+            if status == DONE:
+                break
+            _kill(process)
+            if wait_seconds is None:
+                hint = "what it wrote to stderr stands above"
+                raise SettingError(said, hint=hint) if status == RAISED else HandlerNotStarted(said, hint=hint)
+            log.warning("%s; it is started again in %g s", said, wait_seconds)
+            await asyncio.sleep(wait_seconds)
         # A larger pipe keeps the process busy while the worker is in Kafka; shared memory gained nothing over it.
         for pipe in (0, 1):
             transport = process._transport.get_pipe_transport(pipe)  # type: ignore[attr-defined]
@@ -151,7 +164,9 @@ class ProcessCompute:
                     await asked.wait()
                 head = await self._timed(process, waiting[0].hang_seconds)
                 status, size = HEAD.unpack(head)
-                answer = await process.stdout.readexactly(size)
+                # A process that is frozen in the middle of its answer must not hold everybody up for ever.
+                async with asyncio.timeout(_WALL_FACTOR * waiting[0].hang_seconds):
+                    answer = await process.stdout.readexactly(size)
                 request = waiting.popleft()
                 if not request.future.done():
                     request.future.set_result((status, answer))

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,16 @@ def main() -> None:
     works = [Work(**raw) for raw in json.loads(sys.argv[1])]
     made: list[tuple[Processor, Handler, dict[str, int]]] = []
     for work in works:
-        processor = work.load()
-        made.append((processor, processor.build(), work.partitions))
+        try:
+            processor = work.load()
+            made.append((processor, processor.build(), work.partitions))
+        except Exception as error:
+            traceback.print_exc()
+            text = f"the handler of processor {work.name} cannot be built: {type(error).__name__}: {error}".encode(
+                errors="replace"
+            )
+            _write(sink, HEAD.pack(RAISED, len(text)) + text)
+            sys.exit(1)
     _write(sink, HEAD.pack(DONE, 0))  # ready: only now may the clock of a request run
     while True:
         number, size = HEAD.unpack(_read(source, HEAD.size))
@@ -78,7 +87,7 @@ def main() -> None:
         try:
             status, data = DONE, pack(answer_of(processor, handler(batch), partitions))
         except Exception as error:
-            status, data = RAISED, f"{type(error).__name__}: {error}".encode()
+            status, data = RAISED, f"{type(error).__name__}: {error}".encode(errors="replace")
         _write(sink, HEAD.pack(status, len(data)))
         _write(sink, data)
 

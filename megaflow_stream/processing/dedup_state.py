@@ -8,12 +8,14 @@ after every commit; on abort, fencing or revoke the memory is thrown away and re
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 
 from megaflow_stream.bus.api import Bus, Record, TopicPartition
-from megaflow_stream.errors import BadRecord
+from megaflow_stream.errors import BadRecord, ServiceUnreachable
 
 KEY_BYTES = 16
+_STALL_SECONDS = 30.0
 _ENTRY = struct.Struct("<16sq")
 
 
@@ -64,7 +66,9 @@ class DedupState:
 
 
 async def restore(bus: Bus, changelog: TopicPartition) -> DedupState:
-    """Reads the changelog, read_committed, from its first offset to its end offset."""
+    """Reads the changelog, read_committed, from its first offset to its end offset.
+
+    Raises `ServiceUnreachable` when nothing comes: a reader that has stalled is given up."""
     state = DedupState()
     (begin,) = (await bus.begin_offsets([changelog])).values()
     (end,) = (await bus.end_offsets([changelog])).values()
@@ -73,7 +77,16 @@ async def restore(bus: Bus, changelog: TopicPartition) -> DedupState:
     reader = await bus.reader(partition_fetch_bytes=8 << 20)
     try:
         reader.assign({changelog: begin})
-        while await reader.position(changelog) < end:
+        moved, at = begin, time.monotonic()
+        while (position := await reader.position(changelog)) < end:
+            if position != moved:
+                moved, at = position, time.monotonic()
+            elif time.monotonic() - at > _STALL_SECONDS:
+                raise ServiceUnreachable(
+                    f"restoring the state: nothing came for {_STALL_SECONDS:.0f} s",
+                    **changelog._asdict(),
+                    offset=position,
+                )
             for records in (await reader.fetch(timeout_seconds=0.05)).values():
                 for record in records:
                     state.apply(record.value or b"")

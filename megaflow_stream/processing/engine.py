@@ -7,6 +7,7 @@ Kafka ──▶ Member (a processor's group) ──▶ Partition (producer, stat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from megaflow_stream.bus.api import Bus, TopicPartition
 from megaflow_stream.definitions.processor import Backlog, Processor
-from megaflow_stream.errors import NotFound, SettingError
+from megaflow_stream.errors import MegaflowError, NotFound, SettingError
 from megaflow_stream.observe.status import StatusWriter
 from megaflow_stream.processing.compute import Compute, ProcessCompute
 from megaflow_stream.processing.compute_process import Work
@@ -22,8 +23,10 @@ from megaflow_stream.processing.member import Member, Options
 
 log = logging.getLogger(__name__)
 _BACKLOG_SECONDS = 1.0
+_ENDS_SECONDS = 5.0
 _STATUS_SECONDS = 1.0
 _FETCH_BYTES = 1 << 20
+_LIMIT = "max.message.bytes"
 Positions = Mapping[TopicPartition, int]
 
 
@@ -49,13 +52,13 @@ class Engine:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ends when `stop` is set, within a bound; raises what no retry can cure."""
-        counts, fetch_bytes = await self._topics()
+        counts, limits, fetch_bytes = await self._topics()
         compute = self.compute or ProcessCompute(
             [Work(path=str(path), name=p.name, partitions=counts) for path, p in self.processors]
         )
         self.compute = compute
         self.members = [
-            Member(self.bus, number, processor, compute, counts, self.options, fetch_bytes[processor.source])
+            Member(self.bus, number, processor, compute, counts, self.options, fetch_bytes[processor.source], limits)
             for number, (_, processor) in enumerate(self.processors)
         ]
         try:
@@ -65,6 +68,7 @@ class Engine:
                     for member in self.members
                     if member.processor.backlog is not None
                 ]
+                watchers += [group.create_task(self._ends(member)) for member in self.members]
                 watchers.append(group.create_task(self._report()))
                 runs = [group.create_task(member.run(stop)) for member in self.members]
                 await asyncio.wait(runs, return_when=asyncio.ALL_COMPLETED)
@@ -78,10 +82,12 @@ class Engine:
         finally:
             await compute.close()
 
-    async def _topics(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Partition counts of all topics, and how much to fetch of each source. A missing topic is an error now."""
+    async def _topics(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Partition counts and record limits of all topics, and how much to fetch of each source. A missing topic is an
+        error now."""
         topics = await self.bus.topics()
         counts = {name: topic.partitions for name, topic in topics.items()}
+        limits = {n: int(t.configs[_LIMIT]) for n, t in topics.items() if _LIMIT in t.configs}
         fetch_bytes: dict[str, int] = {}
         for _, processor in self.processors:
             needed = [processor.source, processor.dead_letters, processor.dropped, processor.statistics]
@@ -101,23 +107,33 @@ class Engine:
                     hint="give the changelog as many in its YAML, then `megaflow topics apply`",
                 )
             # A fetch must take the largest batch of the topic, and a whole handler batch where it can.
-            largest = int(topics[processor.source].configs.get("max.message.bytes", _FETCH_BYTES))
+            largest = limits.get(processor.source, _FETCH_BYTES)
             fetch_bytes[processor.source] = max(_FETCH_BYTES, largest, processor.batch_bytes // 2)
-        return counts, fetch_bytes
+        return counts, limits, fetch_bytes
 
     async def _backlog(self, member: Member, backlog: Backlog) -> None:
         """Holds the member back while the readers of `backlog.topic` are too far behind, in bytes."""
+        known = True
         while True:
             await asyncio.sleep(_BACKLOG_SECONDS)
             try:
                 behind = await backlog_bytes(self.bus, backlog)
             except Exception as error:
-                log.info("the backlog of %s is not known now: %s", backlog.group, error)
+                if known:
+                    log.info("the backlog of %s is not known now: %s", backlog.group, error)
+                known = False
                 continue
+            known = True
             if behind is not None and behind > backlog.high_bytes:
                 member.hold_back(True)
             elif behind is None or behind < backlog.low_bytes:
                 member.hold_back(False)
+
+    async def _ends(self, member: Member) -> None:
+        while True:
+            with contextlib.suppress(MegaflowError):  # records in hand are seen without asking
+                await member.look()
+            await asyncio.sleep(min(_ENDS_SECONDS, self.options.stuck_seconds / 2))
 
     async def _report(self) -> None:
         """Status once a second; tells slow (the handler computes) from stuck, and names the partition."""
@@ -129,15 +145,17 @@ class Engine:
             cpu, now = self.compute.cpu_seconds(), time.monotonic()
             total = sum(member.records_done for member in self.members)
             late = {tp: age for member in self.members for tp, age in member.stuck().items()}
-            computing = cpu - used > 0.05 * (now - at)
+            # A compute process that has died and was started again begins at 0.
+            computing = (cpu - used if cpu >= used else cpu) > 0.05 * (now - at)
             for tp in late.keys() - told:
                 log.error(
-                    "%s has not moved for %s: %s",
+                    "%s has not moved for %.0f s: %s",
                     tp,
                     late[tp],
                     "slow, its handler computes" if computing else "stuck, nothing computes",
                 )
             told = set(late)
+            told_late = {tp: f"{seconds:.0f} s" for tp, seconds in late.items()}
             if self.status is not None:
                 flight = sum(part.bytes_in_flight for m in self.members for part in m.parts.values())
                 await self.status.update(
@@ -150,7 +168,8 @@ class Engine:
                     bytes_in_flight=flight,
                     partitions={m.processor.name: sorted(tp.partition for tp in m.parts) for m in self.members},
                     held_back=[m.processor.name for m in self.members if m.held_back],
-                    **({"slow" if computing else "stuck": late} if late else {}),
+                    slow=told_late if computing else {},
+                    stuck={} if computing else told_late,
                 )
             used, at, done = cpu, now, total
 
@@ -158,7 +177,8 @@ class Engine:
 async def backlog_bytes(bus: Bus, backlog: Backlog) -> float | None:
     """How far `backlog.group` is behind on `backlog.topic`: records behind times the mean bytes of recent records.
 
-    None while the group has no position: nobody reads yet, and nobody is to wait for that."""
+    None while the group has no position: nobody reads yet, and nobody is to wait for that. A trainer's group is at its
+    plan's end."""
     partitions = await bus.partitions(backlog.topic)
     committed = await bus.committed(backlog.group)  # before the ends: never negative
     if not committed:
@@ -175,7 +195,7 @@ async def _bytes_per_record(bus: Bus, lag: Positions, ends: Positions) -> float:
     tp = max(lag, key=lambda partition: lag[partition])
     reader = await bus.reader(partition_fetch_bytes=1 << 16)
     try:
-        reader.assign({tp: max(ends[tp] - min(lag[tp], 64), 0)})
+        reader.assign({tp: ends[tp] - min(lag[tp], 64)})
         for records in (await reader.fetch(timeout_seconds=1.0, max_records=64)).values():
             return sum(len(r.value or b"") for r in records) / len(records)
         return 0.0

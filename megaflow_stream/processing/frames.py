@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import orjson
 import pyarrow as pa
 
 from megaflow_stream.bus.api import OutRecord, Record
@@ -69,8 +70,10 @@ def input_batch(processor: Processor, records: Sequence[Record], topic: str, par
 def answer_of(processor: Processor, result: Result, partitions: Mapping[str, int]) -> Answer:
     """Turns a handler's result into records. partitions: of each topic that a sink writes by key.
 
-    Raises `SettingError` for an output that no sink of the processor names."""
+    Raises `SettingError` for an output that no sink of the processor names, and `TypeError` or `ValueError` for what
+    has no form as JSON or UTF-8: here the record to blame can be found, in the transaction it would fail for ever."""
     answer = Answer(dropped=result.dropped, rejected=result.rejected, statistics=result.statistics)
+    _check(answer)
     for topic, batch in result.outputs.items():
         sink = sink_of(processor, topic)
         if not batch.num_rows:
@@ -88,6 +91,13 @@ def answer_of(processor: Processor, result: Result, partitions: Mapping[str, int
                 where = partition_of(record.key, partitions[topic])
             answer.records.setdefault((topic, where), []).append(record)
     return answer
+
+
+def _check(answer: Answer) -> None:
+    texts = [text for d in answer.dropped for text in (d.conversation, d.reason)]
+    texts += [text for r in answer.rejected for text in (r.error, r.conversation)]
+    "".join(texts).encode()
+    orjson.dumps([(s.dataset, s.producer, dict(s.counts)) for s in answer.statistics])
 
 
 def sink_of(processor: Processor, topic: str) -> Sink:

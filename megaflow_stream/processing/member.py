@@ -8,6 +8,7 @@ ready, its own bytes in flight are under the mark, and the backlog downstream is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from megaflow_stream.bus.api import Bus, GroupReader, TopicPartition
 from megaflow_stream.definitions.processor import Processor
-from megaflow_stream.errors import MegaflowError, RecordsExpired, SettingError
+from megaflow_stream.errors import BusError, MegaflowError, RecordsExpired, SettingError
 from megaflow_stream.processing.batch import Batch
 from megaflow_stream.processing.compute import Compute
 from megaflow_stream.processing.frames import Answer
@@ -52,16 +53,20 @@ class Member:
         partitions: Mapping[str, int],
         options: Options,
         partition_fetch_bytes: int,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         self.bus, self.number, self.processor, self.compute = bus, number, processor, compute
         self.partitions, self.options = partitions, options
         self.partition_fetch_bytes = partition_fetch_bytes
+        self.limits = limits or {}  # bytes of a record, by topic, where they are known
         self.parts: dict[TopicPartition, Partition] = {}
         self.reader: GroupReader
         self.leaving = self.held_back = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.records_done = self.transactions = self.rejected = self.dropped = 0
+        self.ends: Mapping[TopicPartition, int] = {}
+        self._stood: dict[TopicPartition, tuple[Partition, int, float]] = {}
 
     async def call(self, batch: pa.RecordBatch) -> Answer:
         return await self.compute.call(self.number, batch, self.processor.hang_seconds)
@@ -75,6 +80,10 @@ class Member:
         if part.ready and not part.full and not self.held_back:
             self.reader.resume(part.tp)
         else:
+            self._pause(part)
+
+    def _pause(self, part: Partition) -> None:
+        with contextlib.suppress(BusError):  # it has just been taken away: its end comes by the callback
             self.reader.pause(part.tp)
 
     def hold_back(self, held_back: bool) -> None:
@@ -126,7 +135,7 @@ class Member:
             self.failure.result()
 
     async def _fetches(self, stop: asyncio.Event) -> None:
-        checked, wait_seconds = time.monotonic(), 0.1
+        checked, wait_seconds, failures = time.monotonic(), 0.1, 0
         while not stop.is_set() and not self.failure.done():
             try:
                 fetched = await self.reader.fetch(timeout_seconds=0.1, max_records=self.processor.batch_records)
@@ -138,11 +147,13 @@ class Member:
                     checked = time.monotonic()
                     for part in [p for p in self.parts.values() if p.ready and not p.bytes_in_flight]:
                         part.idle(await self.reader.position(part.tp))
-                wait_seconds = 0.1
+                wait_seconds, failures = 0.1, 0
             except (RecordsExpired, SettingError):
                 raise
             except MegaflowError as error:
-                log.warning("%s: %s", self.processor.name, error)
+                failures += 1
+                if not failures & (failures - 1):
+                    log.warning("%s: %s", self.processor.name, error)
                 await asyncio.sleep(wait_seconds)
                 wait_seconds = min(2 * wait_seconds, 2.0)
 
@@ -150,7 +161,7 @@ class Member:
         """In order: read no more, commit what is computed, leave the group (not by waiting for the session's end)."""
         self.leaving = True
         for part in self.parts.values():
-            self.reader.pause(part.tp)
+            self._pause(part)
         deadline = time.monotonic() + 2 * self.processor.commit_interval_seconds + 1.0
         while any(part.pending for part in self.parts.values()) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -159,11 +170,24 @@ class Member:
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=6.0)
 
-    def stuck(self) -> dict[str, str]:
-        """Partitions with records in hand of which no offset has moved for `stuck_seconds`, and for how long."""
+    async def look(self) -> None:
+        """Asks where the partitions of this member end: what `stuck` compares to."""
+        self.ends = await self.bus.end_offsets(list(self.parts))
+
+    def stuck(self) -> dict[str, float]:
+        """Partitions with readable records of which no offset has moved for `stuck_seconds`, and for how many.
+
+        Records that are not fetched because of the backlog downstream wait on purpose. A partition that cannot even
+        begin, or whose transactions fail again and again, does not move either."""
         now = time.monotonic()
-        return {
-            f"{part.tp.topic}/{part.tp.partition}": f"{now - part.progressed_at:.0f} s"
-            for part in self.parts.values()
-            if part.bytes_in_flight and now - part.progressed_at > self.options.stuck_seconds
-        }
+        found: dict[str, float] = {}
+        stood, self._stood = self._stood, {}
+        for tp, part in self.parts.items():
+            behind = part.ready and not self.held_back and part.committed < self.ends.get(tp, 0)
+            before, moves, since = stood.get(tp, (part, -1, now))
+            if before is not part or moves != part.moves or not (part.bytes_in_flight or behind or not part.ready):
+                since = now
+            self._stood[tp] = (part, part.moves, since)
+            if now - since > self.options.stuck_seconds:
+                found[f"{tp.topic}/{tp.partition}"] = now - since
+        return found

@@ -26,16 +26,21 @@ from typing import TYPE_CHECKING
 
 from megaflow_stream.bus.api import OutRecord, Producer, Record, TopicPartition
 from megaflow_stream.definitions.processor import Rejected
-from megaflow_stream.errors import Fenced, RecordsExpired, SettingError
+from megaflow_stream.errors import BusError, Fenced, RecordsExpired, SettingError
 from megaflow_stream.faults import reach
+from megaflow_stream.observe.lag import record_bytes
 from megaflow_stream.processing.attempts import attempt
 from megaflow_stream.processing.batch import Batch
+from megaflow_stream.processing.compute import HandlerNotStarted
 from megaflow_stream.processing.dedup_state import DedupState, restore
 
 if TYPE_CHECKING:
     from megaflow_stream.processing.member import Member
 
 log = logging.getLogger(__name__)
+
+_RECORD_BYTES = 100  # what a record without a value takes in memory: never nothing
+_COMMIT_GRACE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -53,6 +58,8 @@ class Partition:
     def __init__(self, member: Member, tp: TopicPartition) -> None:
         self.member, self.processor, self.tp = member, member.processor, tp
         self.task: asyncio.Task[None] | None = None
+        self.moves = 0  # transactions of this assignment, through all that was thrown away
+        self.broken = asyncio.Event()
         self.producer: Producer | None = None
         self.committing = asyncio.Lock()
         self.reset()
@@ -67,7 +74,7 @@ class Partition:
         self.pending: list[Batch] = []
         self.due = asyncio.Event()
         self.idle_position: int | None = None
-        self.progressed_at = time.monotonic()
+        self.broken.clear()
 
     async def start(self) -> None:
         member, tp = self.member, self.tp
@@ -95,7 +102,6 @@ class Partition:
         self.next_offset = self.covered = self.committed = offset
         member.reader.seek(tp, offset)  # 5
         self.ready = True
-        self.progressed_at = time.monotonic()
         member.set_flow(self)  # 6
         log.info(
             "%s %s/%d from offset %d%s",
@@ -107,20 +113,19 @@ class Partition:
         )
 
     def put(self, records: Sequence[Record]) -> None:
-        """Takes what a fetch brought, unless it was fetched before the seek."""
+        """Takes what a fetch brought, unless it was fetched before the seek.
+
+        Records that come twice are not taken: nobody knows what else of the client's is wrong, so all begins again."""
         if not self.ready or not records:
             return
         if records[0].offset < self.next_offset:
-            raise Fenced(
-                f"records came twice: offset {records[0].offset} after {self.next_offset}",
-                topic=self.tp.topic,
-                partition=self.tp.partition,
-            )
+            log.warning("%s/%d: offset %d came after %d", *self.tp, records[0].offset, self.next_offset)
+            self.ready = False
+            self.broken.set()
+            return
         self.next_offset = records[-1].offset + 1
         self.idle_position = None
-        size = sum(len(r.value or b"") for r in records)
-        if not self.bytes_in_flight:
-            self.progressed_at = time.monotonic()
+        size = sum(record_bytes(r) for r in records) + _RECORD_BYTES * len(records)
         self.bytes_in_flight += size
         self.queue.append(Fetched(records, size, time.monotonic()))
         self.arrived.set()
@@ -134,21 +139,31 @@ class Partition:
             self.idle_position = position
             self.due.set()
 
+    async def _breaks(self) -> None:
+        await self.broken.wait()
+        raise BusError("records came twice", topic=self.tp.topic, partition=self.tp.partition)
+
     async def run(self) -> None:
-        pause_seconds = 0.2
+        pause_seconds, failures, moves = 0.2, 0, 0
         while True:
             try:
                 await self.start()
-                pause_seconds = 0.2
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._process())
                     group.create_task(self._commits())
-            except* (RecordsExpired, SettingError):
+                    group.create_task(self._breaks())
+            except* (RecordsExpired, SettingError, HandlerNotStarted):
                 raise
             except* Exception as errors:
                 self.ready = False
                 causes = list(_leaves(errors))
-                log.warning("%s %s/%d thrown away: %s", self.processor.name, *self.tp, causes[0])
+                if self.moves > moves:
+                    pause_seconds, failures, moves = 0.2, 0, self.moves
+                failures += 1
+                # The 1st, 2nd, 4th, 8th: a broker that is away for an hour fills no log.
+                if not failures & (failures - 1):
+                    again = f" ({failures} times now)" if failures > 1 else ""
+                    log.warning("%s %s/%d thrown away%s: %s", self.processor.name, *self.tp, again, _told(causes[0]))
                 await self.close()
                 # Fenced: either this worker is a zombie, and the next heartbeat revokes the partition, or its
                 # transaction was timed out. It must not fence the rightful owner: a heartbeat comes first.
@@ -211,13 +226,15 @@ class Partition:
     async def _commits(self) -> None:
         """One transaction an interval, begun only after the handlers of its batches have returned."""
         processor, begun = self.processor, 0.0
+        # Afterwards the broker has aborted it anyway.
+        bound_seconds = self.member.options.transaction_timeout_seconds + _COMMIT_GRACE_SECONDS
         while True:
             await self.due.wait()
             while (left := begun + processor.commit_interval_seconds - time.monotonic()) > 0:
                 if sum(batch.size_bytes for batch in self.pending) >= processor.transaction_bytes:
                     break
                 await asyncio.sleep(min(left, 0.02))
-            async with self.committing:
+            async with self.committing, asyncio.timeout(bound_seconds):
                 begun = time.monotonic()
                 batches, self.pending = self.pending, []
                 position, self.idle_position = self.idle_position, None
@@ -226,10 +243,9 @@ class Partition:
                     await self._commit(batches, batches[-1].end)
                 elif position is not None:
                     await self._commit([], position)
-            self.progressed_at = time.monotonic()
             self.member.committed(self, batches)
             self.bytes_in_flight -= sum(batch.size_bytes for batch in batches)
-            if self.full and self.bytes_in_flight < processor.low_bytes:
+            if self.full and self.bytes_in_flight <= processor.low_bytes:
                 self.full = False
                 self.member.set_flow(self)
 
@@ -250,6 +266,7 @@ class Partition:
         await producer.commit(sent)
         reach("worker.after_commit", processor=name, partition=tp.partition)
         self.committed = next_offset
+        self.moves += 1
 
     async def give_up(self) -> None:
         """Lets a running transaction end, throws the rest away. Bounded: a revoke waits for it."""
@@ -267,6 +284,10 @@ class Partition:
         producer, self.producer = self.producer, None
         if producer is not None:  # it may wait for its sender: not here
             self.member.keep(asyncio.create_task(producer.close()))
+
+
+def _told(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _leaves(error: BaseException) -> Sequence[BaseException]:

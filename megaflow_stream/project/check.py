@@ -170,3 +170,6 @@ def _check_trainer(project: Project, file: Path, trainer: Trainer, topics: Mappi
             hint="make one with `megaflow tokenizer train`",
             file=file,
         )
+    from megaflow_stream.features.vocabulary import check_vocabulary  # numpy and tokenizers, late
+
+    check_vocabulary(trainer, project.root, file)

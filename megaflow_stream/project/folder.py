@@ -116,6 +116,11 @@ class Project:
         """The evaluation of that name."""
         return self._one("trainers", name, Evaluation)
 
+    def gates(self, trainer: str) -> tuple[str, ...]:
+        """The evaluations of a trainer whose stage says `policy: sync`."""
+        sync = [self.evaluation(stage.name)[1] for stage in self.pipeline().stages if stage.policy == "sync"]
+        return tuple(evaluation.name for evaluation in sync if evaluation.trainer == trainer)
+
     def _one(self, folder: str, name: str, kind: type[D]) -> tuple[Path, D]:
         found: dict[str, tuple[Path, D]] = {}
         for path in sorted((self.root / folder).glob("*.py")):

@@ -21,7 +21,8 @@ from megaflow_stream.runtime.lifeline import Lifeline
 
 log = logging.getLogger(__name__)
 
-_SHORT_LIFE_SECONDS = 20.0
+_SHORT_LIFE_SECONDS = 60.0
+_UNREACHABLE = 3  # exit status: a service does not answer
 _SHORT_LIVES = 5
 _LONGEST_WAIT_SECONDS = 8.0
 _LAST_LINES = 15
@@ -59,10 +60,10 @@ class Child:
             self.ended(self.name, status)
             if status == 2:
                 raise CrashLoop(f"{self.name} refuses to start:\n{self.last_words()}", log=self.log_path)
-            # A signal from outside is no fault of the component's.
+            # A signal from outside is no fault of the component's, nor is a broker that is away.
             if time.monotonic() - begun > _SHORT_LIFE_SECONDS or status < 0:
                 short_lives, wait_seconds = 0, 0.5
-            else:
+            elif status != _UNREACHABLE:
                 short_lives += 1
             if short_lives >= _SHORT_LIVES:
                 raise CrashLoop(

@@ -10,14 +10,14 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
-from megaflow_stream.bus.api import Bus
+from megaflow_stream.bus.api import Bus, TopicPartition
 from megaflow_stream.checkpoint import alias
 from megaflow_stream.config.settings import Settings
 from megaflow_stream.definitions.processor import Processor
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 _STATUS_SECONDS = 1.0
 _MARKED = ("processing.statistics", "conversations.dropped", "dlq", "checkpoints", "evaluations")
 _STATISTICS_SECONDS = 10.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,12 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         for note in self.plan.notes:
             self.report.event("warning", note=note)
-        async with connected(self.plan.project, self.plan.settings) as connection:
+        async with contextlib.AsyncExitStack() as stack:
+            # A first start may take minutes: Ctrl-C ends it.
+            begin = stack.enter_async_context(connected(self.plan.project, self.plan.settings))
+            connection = await self._unless_over(begin)
+            if connection is None:
+                return self.summary
             endpoints = connection.endpoints
             self._part("services")
             self.report.event(
@@ -114,6 +120,7 @@ class Run:
                 s3=endpoints.endpoint_url,
                 seconds=self.summary.seconds["services"],
             )
+            await self._topics(connection)
             async with StatusWriter(connection.bus, "run", "run") as status:
                 await self._with(connection, status)
             self.part_at = time.monotonic()
@@ -127,31 +134,35 @@ class Run:
         self.summary.seconds[name] = round(self.summary.seconds.get(name, 0.0) + now - self.part_at, 1)
         self.part_at = now
 
-    async def _with(self, connection: Connection, status: StatusWriter) -> None:
-        plan, bus = self.plan, connection.bus
-        changes = await declared.diff(bus, plan.project.topics())
-        made = await declared.apply(bus, changes, replication_factor=plan.settings.kafka.replication_factor)
+    async def _topics(self, connection: Connection) -> None:
+        changes = await declared.diff(connection.bus, self.plan.project.topics())
+        copies = self.plan.settings.kafka.replication_factor
+        made = await declared.apply(connection.bus, changes, replication_factor=copies)
         self.report.event("topics", made=len(made))
         self._part("topics")
+
+    async def _with(self, connection: Connection, status: StatusWriter) -> None:
+        plan, bus = self.plan, connection.bus
         await status.update("running")
         mark = await Mark.now(bus, _MARKED)
         before = {t.name: await self._step(connection, t.name) for t in plan.trainers}
         settled = Settled(bus, plan.processors, plan.trainers, plan.evaluations, self._waiting)
         with Lifeline() as lifeline:
             supervisor = Supervisor(self._children(lifeline), self._restart_services(), self._service_restarted)
-            # A pipeline with work left starts at once; one without is asked again after publishing.
-            started = not plan.until_idle or not await settled.now()
-            if started:
-                supervisor.start()
+            supervisor.watch_services()
             try:
-                await self._publish(connection)
+                # A pipeline with work left starts at once; one without is asked again after publishing.
+                started = not plan.until_idle or not await settled.now()
+                if started:
+                    supervisor.start()
+                await self._unless_over(self._publish(connection), supervisor)
                 if not started and self.summary.conversations_published:
                     started = True
                     supervisor.start()
-                if not started:
+                if not started and not self.stop.is_set():
                     self.summary.nothing_new = True
                     self.report.event("idle")
-                else:
+                elif started:
                     await self._until(settled, supervisor, connection)
             finally:
                 self.report.event("stopping")
@@ -243,6 +254,22 @@ class Run:
         )
         self._part("publish")
 
+    async def _unless_over(self, work: Coroutine[object, object, T], supervisor: Supervisor | None = None) -> T | None:
+        """What the work gives; None when the run is told to stop first, and the error of a component beyond help."""
+        working = asyncio.create_task(work)
+        over = {asyncio.create_task(self.stop.wait())}
+        if supervisor is not None:
+            over.add(asyncio.create_task(supervisor.failed()))  # type: ignore[arg-type]
+        try:
+            done, _ = await asyncio.wait({working, *over}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {working}:
+                task.result()
+            return working.result() if working in done else None
+        finally:
+            for task in (working, *over):
+                task.cancel()
+            await asyncio.gather(working, *over, return_exceptions=True)
+
     async def _until(self, settled: Settled, supervisor: Supervisor, connection: Connection) -> None:
         """Until settled, a signal, or a failure beyond help."""
         waits = {asyncio.create_task(self.stop.wait()), asyncio.create_task(supervisor.failed())}
@@ -276,7 +303,7 @@ class Run:
     async def _watch(self, connection: Connection) -> None:
         """Shows the components and their lag, and each new checkpoint and evaluation."""
         bus = connection.bus
-        seen = {t: await bus.end_offsets(await bus.partitions(t)) for t in ("checkpoints", "evaluations")}
+        seen: dict[str, dict[TopicPartition, int]] = {}
         followers = [Follower(group=p.group, topics=[p.source]) for p in self.plan.processors]
         while True:
             await asyncio.sleep(_STATUS_SECONDS)
@@ -286,7 +313,9 @@ class Run:
                 for lag in await measure(bus, followers):
                     lags[lag.group] = lags.get(lag.group, 0) + lag.records
                 self.report.status(components, lags)
-                for topic in seen:
+                for topic in ("checkpoints", "evaluations"):
+                    if topic not in seen:
+                        seen[topic] = await bus.end_offsets(await bus.partitions(topic))
                     async for record in scan(bus, topic, begin=seen[topic]):
                         self._told(topic.removesuffix("s"), orjson.loads(record.value or b"{}"))
                         seen[topic] = dict.fromkeys(seen[topic], record.offset + 1)

@@ -19,8 +19,8 @@ from megaflow_stream.bus.api import Bus, TopicPartition
 from megaflow_stream.definitions.processor import Processor
 from megaflow_stream.definitions.trainer import Evaluation, Trainer
 from megaflow_stream.errors import MegaflowError
-from megaflow_stream.observe.lag import Follower, measure, trainer_positions
-from megaflow_stream.observe.scan import scan
+from megaflow_stream.observe.follow import Following
+from megaflow_stream.observe.lag import Follower, measure, offsets_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,16 +44,19 @@ class Settled:
     ) -> None:
         self.bus, self.told = bus, told
         self.processors, self.trainers, self.evaluations = processors, trainers, evaluations
+        self._checkpoints, self._evaluations = Following(bus, "checkpoints"), Following(bus, "evaluations")
+        self._latest: dict[str, dict[str, Any]] = {}  # by job, of `checkpoints`
+        self._judged: dict[str, set[str]] = {}  # by job, the manifests on `evaluations`
 
     async def now(self) -> bool:
         """Whether nothing is left to do at this moment: asked without starting anything."""
         followers = [Follower(group=p.group, topics=[p.source]) for p in self.processors]
-        if any(lag.records for lag in await measure(self.bus, followers)):
+        if any(lag.records or lag.open_transactions for lag in await measure(self.bus, followers)):
             return False
         for trainer in self.trainers:
             if not await self._trained(trainer):
                 return False
-            last = await self.latest("checkpoints", trainer.name)
+            last = await self.checkpoint(trainer.name)
             if last is not None and self._of(trainer) and not await self._evaluated(trainer, str(last["manifest"])):
                 return False
         return True
@@ -70,14 +73,22 @@ class Settled:
             ends = await _patiently(partial(self._ends, trainer.data))
             await _patiently(partial(self._drain, trainer.name, ends))
             await _until(partial(self._trained, trainer, ends))
-            last = await _patiently(partial(self.latest, "checkpoints", trainer.name))
+            last = await _patiently(partial(self.checkpoint, trainer.name))
             for evaluation in self._of(trainer) if last is not None else ():
                 self.told(evaluation.name)
                 manifest = str(last["manifest"]) if last is not None else ""
                 await _until(partial(self._evaluated, trainer, manifest))
 
     async def _ends(self, topic: str) -> dict[TopicPartition, int]:
-        return await self.bus.end_offsets(await self.bus.partitions(topic))
+        """Where a topic ends now, transactions included that are decided and not marked yet: the broker writes the
+        markers after the commit has returned, and until then a read_committed end lies before the records."""
+        partitions = await self.bus.partitions(topic)
+        ends = await self.bus.end_offsets(partitions, isolation="read_uncommitted")
+        while True:
+            stable = await self.bus.end_offsets(partitions)
+            if all(stable[tp] >= end for tp, end in ends.items()):
+                return ends
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _of(self, trainer: Trainer) -> list[Evaluation]:
         return [evaluation for evaluation in self.evaluations if evaluation.trainer == trainer.name]
@@ -100,27 +111,24 @@ class Settled:
 
     async def _trained(self, trainer: Trainer, ends: dict[TopicPartition, int] | None = None) -> bool:
         """Whether the last checkpoint holds every record, or every record before `ends`."""
-        positions = await trainer_positions(self.bus, trainer.name)
+        positions = offsets_of((await self.checkpoint(trainer.name) or {}).get("offsets"))
         if ends is not None and all(positions.get(tp, 0) >= end for tp, end in ends.items()):
             return True
         follower = Follower(group=trainer.name, topics=[trainer.data], positions=positions)
-        return not any(lag.records for lag in await measure(self.bus, [follower]))
+        return not any(lag.records or lag.open_transactions for lag in await measure(self.bus, [follower]))
 
     async def _evaluated(self, trainer: Trainer, manifest: str) -> bool:
-        async for record in scan(self.bus, "evaluations"):
+        for record in await self._evaluations.new():
             found = orjson.loads(record.value or b"{}")
-            if found.get("job") == trainer.name and found.get("manifest") == manifest:
-                return True
-        return False
+            self._judged.setdefault(str(found.get("job")), set()).add(str(found.get("manifest")))
+        return manifest in self._judged.get(trainer.name, ())
 
-    async def latest(self, topic: str, job: str) -> dict[str, Any] | None:
-        """The last record of a job on `checkpoints` or `evaluations`."""
-        last: dict[str, Any] | None = None
-        async for record in scan(self.bus, topic):
+    async def checkpoint(self, job: str) -> dict[str, Any] | None:
+        """The last record of a job on `checkpoints`."""
+        for record in await self._checkpoints.new():
             found = orjson.loads(record.value or b"{}")
-            if found.get("job") == job:
-                last = found
-        return last
+            self._latest[str(found.get("job"))] = found
+        return self._latest.get(job)
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,8 +82,14 @@ async def processed(bus: Bus, mark: Mark, summary: Summary) -> None:
     letters: Counter[str] = Counter()
     async for record in scan(bus, "dlq", begin=mark.ends["dlq"]):
         error = dict(record.headers).get("error", b"?").decode(errors="replace")
-        letters[error.splitlines()[0][:120]] += 1
+        letters[_kind(error)] += 1
     summary.dead_letter_reasons = dict(letters.most_common())
+
+
+def _kind(error: str) -> str:
+    """What errors of one kind have in common: without the place in the conversation and what is quoted from it."""
+    first = re.sub(r"^message \d+: ", "", error.partition("\n")[0])
+    return re.sub(r" '[^']*'", "", first)[:120]
 
 
 async def evaluated(bus: Bus, mark: Mark, summary: Summary) -> None:

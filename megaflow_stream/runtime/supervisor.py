@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from megaflow_stream.runtime.child import Child
 
@@ -33,11 +33,26 @@ class Supervisor:
         self.children, self.restart_services = children, restart_services
         self.service_restarted = service_restarted
         self._tasks: list[asyncio.Task[None]] = []
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failure.add_done_callback(lambda failure: failure.cancelled() or failure.exception())
+
+    def watch_services(self) -> None:
+        """From now on, before any child: publishing needs them too."""
+        if self.restart_services is not None:
+            self._keep(self._services(self.restart_services), "services")
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(child.run(), name=child.name) for child in self.children]
-        if self.restart_services is not None:
-            self._tasks.append(asyncio.create_task(self._services(self.restart_services), name="services"))
+        for child in self.children:
+            self._keep(child.run(), child.name)
+
+    def _keep(self, work: Coroutine[object, object, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
+            self._failure.set_exception(error)
 
     async def _services(self, restart: Callable[[], Awaitable[Sequence[str]]]) -> None:
         while True:
@@ -48,10 +63,7 @@ class Supervisor:
 
     async def failed(self) -> None:
         """Returns never, or raises the error of the first child that is beyond help."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        await asyncio.Event().wait()
+        await asyncio.shield(self._failure)
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """SIGTERM to all, then SIGKILL to what is left."""

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,10 @@ from megaflow_stream.checkpoint import CheckpointWriter, Head, Snapshot, TensorS
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.definitions.trainer import CheckpointEvery
 from megaflow_stream.errors import MegaflowError
+from megaflow_stream.faults import Reach, reach
 from megaflow_stream.observe.scan import scan
 from megaflow_stream.storage.api import ObjectStore
 from megaflow_stream.training.background import Background
-from megaflow_stream.training.faults import Faults
 from megaflow_stream.training.snapshot import weights_sha256
 
 TOPIC = "checkpoints"
@@ -65,11 +66,11 @@ class Checkpointer:
         *,
         every: CheckpointEvery,
         keep: int,
-        faults: Faults,
+        reach: Reach = reach,
         clock: Clock | None = None,
     ) -> None:
         self.store, self.bus, self.background, self.writer = store, announce, background, writer
-        self.head, self.every, self.keep, self.faults = head, every, keep, faults
+        self.head, self.every, self.keep, self.reach = head, every, keep, reach
         self.clock = clock or SystemClock()
         self.skipped = self.saved = 0
         self.last: Done | None = None
@@ -140,7 +141,7 @@ class Checkpointer:
         digest = await asyncio.to_thread(weights_sha256, snapshot.tensors)
         state = {**snapshot.state, "weights_sha256": digest}
         snapshot = Snapshot(step=snapshot.step, tensors=snapshot.tensors, state=state, lineage=snapshot.lineage)
-        self.faults.at("before_save", snapshot.step)
+        self.reach("rank.before_save", step=snapshot.step)
         wait = RETRY_SECONDS[0]
         while True:
             try:
@@ -153,7 +154,7 @@ class Checkpointer:
             await self.clock.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS[1])
         done = Done(self.head, digest, self.writer.saved.uploaded_bytes, self.clock.monotonic() - began)
-        self.faults.at("after_save", snapshot.step)
+        self.reach("rank.after_save", step=snapshot.step)
         if self.bus is not None:
             await self._announce({**said, "manifest": self.head.manifest, "manifest_sha256": self.head.sha256})
         await self._prune()
@@ -182,12 +183,13 @@ class Checkpointer:
         """Announces the head, unless its announcement is there."""
         if self.bus is None or self.head is None:
             return False
-        async for record in scan(self.bus, TOPIC):
-            try:
-                if orjson.loads(record.value or b"{}").get("manifest") == self.head.manifest:
-                    return False
-            except (orjson.JSONDecodeError, AttributeError):
-                continue
+        async with aclosing(scan(self.bus, TOPIC)) as records:
+            async for record in records:
+                try:
+                    if orjson.loads(record.value or b"{}").get("manifest") == self.head.manifest:
+                        return False
+                except (orjson.JSONDecodeError, AttributeError):
+                    continue
         await self._announce({**said, "manifest": self.head.manifest, "manifest_sha256": self.head.sha256})
         return True
 

@@ -55,6 +55,7 @@ class Exchange:
                 anybody |= stops
             answer = lead(views, anybody).to_json()
         orders = Orders.from_json(self.communicator.broadcast_bytes(answer, "giving orders"))
+        self.loader.want(orders.wanted)
         outgoing: list[list[bytes]] = [[] for _ in range(self.communicator.world_size)]
         spilled = False
         for _, entry in orders.entries:

@@ -14,6 +14,7 @@ from megaflow_stream.bus.security import Security
 from megaflow_stream.definitions.loading import definitions
 from megaflow_stream.definitions.trainer import CheckpointEvery, Trainer
 from megaflow_stream.errors import SettingError
+from megaflow_stream.features.vocabulary import check_vocabulary
 from megaflow_stream.storage.api import ObjectStore
 
 
@@ -35,6 +36,7 @@ class Job:
     definition: file that declares the trainer `name`. root: the project's folder, which its tokenizer's path is from.
     replay: train what the log says from its beginning, write checkpoints as the job `NAME.replay` and nothing to Kafka.
     until_step: end after this step. checkpoint: in place of the definition's.
+    gates: evaluations whose policy is sync: no step beyond a checkpoint is trained before they have evaluated it.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Job:
     replay: bool = False
     until_step: int | None = None
     checkpoint: CheckpointEvery | None = None
+    gates: tuple[str, ...] = ()
 
     @property
     def store_name(self) -> str:
@@ -63,6 +66,7 @@ class Job:
                 f"global_batch {trainer.global_batch} is not a multiple of micro_slice {trainer.micro_slice}",
                 file=self.definition,
             )
+        check_vocabulary(trainer, self.root, self.definition)
         return trainer
 
     async def bus(self, client: str) -> Bus:
@@ -107,6 +111,7 @@ def from_json(data: bytes) -> tuple[Job, Place]:
                 "security": Security(**job["security"]),
                 "s3": S3Address(**job["s3"]),
                 "checkpoint": CheckpointEvery(**every) if every else None,
+                "gates": tuple(job["gates"]),
             }
         ),
         Place(**{**place, "run_dir": Path(place["run_dir"])}),

@@ -130,7 +130,7 @@ class Launcher:
                 if self._stop.is_set() or cause.get("final") or fruitless >= TRIES:
                     if not cause.get("final") and fruitless >= TRIES:
                         error = f"{TRIES} starts came no further than step {max(0, self._furthest)}; the last: {error}"
-                    await self._say_failed(error)
+                    await self._say("failed", error=error[:500])
                     raise TrainingFailed(
                         f"training {self.job.name} failed: {error}",
                         hint=str(cause.get("hint", "")),
@@ -143,6 +143,7 @@ class Launcher:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
                 if self._stop.is_set():
+                    await self._say("stopped")
                     return
 
     async def _generation(self, generation: int, folder: Path) -> tuple[str, Event] | None:
@@ -186,6 +187,8 @@ class Launcher:
             try:
                 event = orjson.loads(line)
             except orjson.JSONDecodeError:
+                event = None
+            if not isinstance(event, dict) or "event" not in event:
                 sys.stderr.write(line.decode(errors="replace"))  # a library that prints
                 continue
             if event["event"] == "failed":
@@ -204,6 +207,9 @@ class Launcher:
                 for r in ended:
                     assert r.reading is not None
                     await r.reading
+                if asked is not None and all(r.process.returncode in (0, -signal.SIGTERM) for r in ended):
+                    await self._say("stopped")  # it was asked before it could listen: nothing has been trained yet
+                    return None
                 _, error, cause = min(
                     (r.cause() for r in self._ranks if r.process.returncode), key=lambda found: found[0]
                 )
@@ -240,7 +246,7 @@ class Launcher:
                 worst = age, f"rank {r.place.rank} {what} for {age:.0f} s"
         return worst[1] if worst else None
 
-    async def _say_failed(self, error: str) -> None:
+    async def _say(self, state: str, **numbers: object) -> None:
         """The ranks are gone, so the last status is the launcher's to write."""
         if self.job.replay:
             return
@@ -251,7 +257,7 @@ class Launcher:
             try:
                 status = StatusWriter(bus, component(self.job.name), "trainer", clock=self.clock)
                 async with status:
-                    await status.close("failed", error=error[:500])
+                    await status.close(state, **numbers)
             finally:
                 await bus.close()
         except MegaflowError as unreachable:

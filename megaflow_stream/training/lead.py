@@ -14,11 +14,12 @@ from megaflow_stream.bus.api import Bus
 from megaflow_stream.checkpoint import CheckpointWriter
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.definitions.trainer import Trainer
-from megaflow_stream.errors import MegaflowError, ServiceUnreachable
+from megaflow_stream.errors import MegaflowError
+from megaflow_stream.faults import Reach, reach
 from megaflow_stream.observe.status import StatusWriter
+from megaflow_stream.storage.api import ObjectStore
 from megaflow_stream.training.background import Background
 from megaflow_stream.training.checkpointing import Checkpointer
-from megaflow_stream.training.faults import Faults
 from megaflow_stream.training.job import Job
 from megaflow_stream.training.leader import Leader
 from megaflow_stream.training.restore import Begin, read_begin
@@ -41,12 +42,13 @@ class Lead:
     """Opens all of it, gives it to the rank, closes it."""
 
     def __init__(
-        self, job: Job, trainer: Trainer, tokenizer: str, faults: Faults, emit: Emit, clock: Clock | None = None
+        self, job: Job, trainer: Trainer, tokenizer: str, emit: Emit, reach: Reach = reach, clock: Clock | None = None
     ) -> None:
-        self.job, self.trainer, self.tokenizer, self.faults, self.emit = job, trainer, tokenizer, faults, emit
+        self.job, self.trainer, self.tokenizer, self.emit, self.reach = job, trainer, tokenizer, emit, reach
         self.clock = clock or SystemClock()
         self._planning, self._saving = Background("leader"), Background("checkpoints")
         self._status: StatusWriter | None = None
+        self._waiting: str | None = None
         self._bus: Bus | None = None
         self._checkpointer: Checkpointer | None = None
         self.leader: Leader | None = None
@@ -59,8 +61,8 @@ class Lead:
                 try:
                     background.call(opening())
                     break
-                except ServiceUnreachable as error:
-                    if time.monotonic() > deadline:
+                except MegaflowError as error:
+                    if not error.retriable or time.monotonic() > deadline:
                         raise
                     log.warning("waiting for a service: %s", error)
                     time.sleep(1.0)
@@ -70,7 +72,9 @@ class Lead:
         async with AsyncExitStack() as failed:
             bus = await job.bus("leader")
             failed.push_async_callback(bus.close)
-            leader = Leader(bus, trainer, self._planning, self.faults, replay=job.replay, clock=self.clock)
+            leader = Leader(
+                bus, trainer, self._planning, reach=self.reach, replay=job.replay, gates=job.gates, clock=self.clock
+            )
             failed.push_async_callback(leader.close)
             # The plan's log is fenced before the head is read: an older leader can move neither afterwards.
             await leader.fence()
@@ -87,9 +91,17 @@ class Lead:
             failed.pop_all()
 
     async def _open_checkpointer(self) -> None:
+        async with AsyncExitStack() as failed:
+            store = await self.job.store()
+            failed.push_async_callback(store.close)
+            bus = None if self.job.replay else await self.job.bus("checkpoints")
+            if bus is not None:
+                failed.push_async_callback(bus.close)
+            await self._make_checkpointer(store, bus)
+            failed.pop_all()
+
+    async def _make_checkpointer(self, store: ObjectStore, bus: Bus | None) -> None:
         job, trainer = self.job, self.trainer
-        store = await job.store()
-        bus = None if job.replay else await job.bus("checkpoints")
         definition = {
             "tokenizer": self.tokenizer,
             "trainer": hashlib.sha256(job.definition.read_bytes()).hexdigest(),
@@ -103,7 +115,7 @@ class Lead:
             self.begin.head,
             every=job.checkpoint or trainer.checkpoint,
             keep=trainer.keep_checkpoints,
-            faults=self.faults,
+            reach=self.reach,
             clock=self.clock,
         )
         if bus is not None and self.begin.state:
@@ -120,19 +132,21 @@ class Lead:
 
     def report(self, event: str, numbers: Mapping[str, Any]) -> None:
         """An event goes to the launcher and, as state and numbers, to status. Never waits."""
-        if event != "idle":
+        waiting = numbers.get("waiting_for") if event == "waiting" else None
+        if event != "idle" and (waiting is None or waiting != self._waiting):
             self.emit(event, numbers)
+        self._waiting = waiting if event in ("waiting", "idle", "step") else self._waiting
         if self._status is None:
             return
-        if event == "idle":
-            self._planning.submit(self._status.update("idle", step=numbers["step"]))
+        if event in ("idle", "waiting"):
+            self._planning.submit(self._status.update(event, step=numbers["step"], waiting_for=waiting))
         elif event == "checkpoint":
             numbers = {"checkpoint_step": numbers["step"], **{k: v for k, v in numbers.items() if k != "step"}}
             self._planning.submit(self._status.update(self._status.state, **numbers))
         elif event == "drained":
             self._planning.submit(self._status.update(self._status.state, drained=numbers["drain"]))
         else:
-            self._planning.submit(self._status.update("running", **numbers))
+            self._planning.submit(self._status.update("running", waiting_for=self._waiting, **numbers))
 
     def say_stopped(self, rank: Rank) -> None:
         """The last event of a job that ended well, after its last checkpoint."""

@@ -9,21 +9,24 @@ read up to their ends, so that no rank ever waits for Kafka within a step.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from megaflow_stream.bus.api import Bus, TopicPartition
+from megaflow_stream.bus.api import Bus, Record, TopicPartition
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.definitions.trainer import Trainer
 from megaflow_stream.errors import MegaflowError, NotFound
+from megaflow_stream.faults import Reach, reach
 from megaflow_stream.training.background import Background
-from megaflow_stream.training.faults import Faults
+from megaflow_stream.training.follow import follow
+from megaflow_stream.training.gate import Gate
 from megaflow_stream.training.loader import View
 from megaflow_stream.training.plan import PlanEntry
 from megaflow_stream.training.planlog import Logged, PlanLog, read_plan
@@ -32,6 +35,8 @@ from megaflow_stream.training.planner import Drain, Planner
 AHEAD = 16  # entries handed out or logged beyond the step being trained
 WAIT_SECONDS = 0.2  # the longest that a turn waits for the log, when there is nothing left to train
 RETRY_SECONDS = (0.1, 5.0)
+CLOSE_SECONDS = 1.0
+CURSOR_SECONDS = 6 * 3600.0  # a broker forgets a group's offsets after offsets.retention.minutes, by default 7 days
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +45,15 @@ log = logging.getLogger(__name__)
 class Orders:
     """What all ranks do next. entries: logged, readable, not handed out before, with their offsets in the log.
 
+    wanted: offsets that must be read up to whatever the budget of the loaders, for the next entry to become readable.
+    waiting: what the ranks wait for instead of training, in words.
     advance: nothing trainable lies below these offsets, so that they count as trained. drained: this drain is done with
     them. finished: a replay has come to its end.
     """
 
     entries: list[Logged] = field(default_factory=list)
+    wanted: dict[TopicPartition, int] = field(default_factory=dict)
+    waiting: str = ""
     advance: dict[TopicPartition, int] = field(default_factory=dict)
     drained: str = ""
     checkpoint: bool = False
@@ -55,6 +64,8 @@ class Orders:
         return orjson.dumps(
             {
                 "entries": [[e.offset, e.entry.to_json().decode()] for e in self.entries],
+                "wanted": [[p.topic, p.partition, offset] for p, offset in self.wanted.items()],
+                "waiting": self.waiting,
                 "advance": [[p.topic, p.partition, offset] for p, offset in self.advance.items()],
                 "drained": self.drained,
                 "checkpoint": self.checkpoint,
@@ -68,6 +79,8 @@ class Orders:
         raw: dict[str, Any] = orjson.loads(data)
         return cls(
             entries=[Logged(offset, PlanEntry.from_json(text.encode())) for offset, text in raw["entries"]],
+            wanted={TopicPartition(t, p): offset for t, p, offset in raw["wanted"]},
+            waiting=raw["waiting"],
             advance={TopicPartition(t, p): offset for t, p, offset in raw["advance"]},
             drained=raw["drained"],
             checkpoint=raw["checkpoint"],
@@ -80,6 +93,7 @@ class Leader:
     """One job's leader. `fence` and `open` first, in the leader's own loop.
 
     replay: hands out what the log holds, from its beginning, and writes nothing.
+    gates: evaluations whose policy is sync.
     """
 
     def __init__(
@@ -87,12 +101,13 @@ class Leader:
         bus: Bus,
         trainer: Trainer,
         background: Background,
-        faults: Faults,
         *,
+        reach: Reach = reach,
         replay: bool = False,
+        gates: Sequence[str] = (),
         clock: Clock | None = None,
     ) -> None:
-        self.bus, self.trainer, self.background, self.faults, self.replay = bus, trainer, background, faults, replay
+        self.bus, self.trainer, self.background, self.replay, self.reach = bus, trainer, background, replay, reach
         self.clock = clock or SystemClock()
         self.planner = Planner(trainer, self.clock)
         self.plan_log = PlanLog(bus, trainer.plan_topic, trainer.name)
@@ -100,6 +115,9 @@ class Leader:
         self.drained = ""
         self._logged: deque[Logged] = deque()
         self._appending: Future[list[Logged]] | None = None
+        self._cursor_at = self.clock.monotonic()
+        self._following: list[Future[None]] = []
+        self.gate = Gate(bus, trainer.name, gates, self.clock) if gates and not replay else None
 
     async def fence(self) -> None:
         """From now on no older leader of the job writes a plan. A replay writes none itself, and fences nobody."""
@@ -126,8 +144,14 @@ class Leader:
         self._logged.extend(found)
         if found:
             log.info("the plan holds %d steps beyond step %d", len(found), step)
-        if not self.replay:
-            self.background.submit(self._follow_control())
+        if self.replay:
+            return
+        # What a crash between a checkpoint and the plan's group left behind.
+        await self.plan_log.append([], self.planner.planned)
+        following = [follow(self.bus, "control", self._take_control, self.clock)]
+        if self.gate is not None:
+            following += [self.gate.follow(), self.gate.look()]
+        self._following = [self.background.submit(work) for work in following]
 
     def turn(
         self,
@@ -138,17 +162,22 @@ class Leader:
         checkpointer_busy: bool,
     ) -> Orders:
         """views: what all ranks have read. left: entries handed out and not trained. offsets: trained up to here."""
+        for following in self._following:
+            if following.done():
+                following.result()
         orders = Orders(entries=self._readable(views, AHEAD - left))
         left += len(orders.entries)
+        if self._logged:
+            orders.wanted = {r.partition: r.end for r in self._logged[0].entry.ranges}
         if self.replay:
             orders.finished = not left and not self._logged
             return orders
         self._collect(0.0)
         if self._appending is None and not self._logged and left < AHEAD:
-            self.faults.at("before_plan", self.planner.next_step)
+            self.reach("rank.before_plan", step=self.planner.next_step)
             entries = self.planner.plan(views, AHEAD - left, self.drain)
             if entries:
-                self._appending = self.background.submit(self._append(entries))
+                self._start(entries)
         if not left and self._appending is not None:
             self._collect(WAIT_SECONDS)
         if not orders.entries:
@@ -156,7 +185,15 @@ class Leader:
             left += len(orders.entries)
         if not left and self._appending is None and not self._logged and not checkpointer_busy:
             self._drained(views, offsets, orders)
+        if self._appending is None and self.clock.monotonic() - self._cursor_at > CURSOR_SECONDS:
+            self._start([])
         return orders
+
+    def _start(self, entries: list[PlanEntry]) -> None:
+        """Logs the entries in the background, and where every partition is planned up to: quiet ones, too, whose
+        offsets the broker would forget."""
+        self._cursor_at = self.clock.monotonic()
+        self._appending = self.background.submit(self._append(entries, dict(self.planner.planned)))
 
     def _readable(self, views: Mapping[TopicPartition, View], most: int) -> list[Logged]:
         found: list[Logged] = []
@@ -183,12 +220,13 @@ class Leader:
             raise
         self._appending = None
 
-    async def _append(self, entries: list[PlanEntry]) -> list[Logged]:
+    async def _append(self, entries: list[PlanEntry], cursor: Mapping[TopicPartition, int]) -> list[Logged]:
         wait = RETRY_SECONDS[0]
         while True:
             try:
-                logged = await self.plan_log.append(entries)
-                self.faults.at("after_plan", entries[0].step)
+                logged = await self.plan_log.append(entries, cursor)
+                if entries:
+                    self.reach("rank.after_plan", step=entries[0].step)
                 return logged
             except MegaflowError as error:
                 if not error.retriable:
@@ -209,36 +247,17 @@ class Leader:
         orders.advance = {p: end for p, end in drain.ends.items() if offsets.get(p, 0) < end}
         for p, end in orders.advance.items():
             self.planner.planned[p] = max(self.planner.planned.get(p, 0), end)
+        if orders.advance:
+            self._start([])
         orders.drained = self.drained = drain.id
         orders.checkpoint = True
 
-    async def _follow_control(self) -> None:
+    def _take_control(self, record: Record) -> None:
         """Keeps `drain` at the newest one of this job."""
-        topic = TopicPartition("control", 0)
-        wait = RETRY_SECONDS[0]
-        position: int | None = None
-        while True:
-            try:
-                if position is None:
-                    position = (await self.bus.begin_offsets([topic]))[topic]
-                reader = await self.bus.reader()
-                try:
-                    reader.assign({topic: position})
-                    while True:
-                        for record in (await reader.fetch(timeout_seconds=1.0)).get(topic, ()):
-                            if (record.key or b"").decode() == self.trainer.name and record.value:
-                                self._take_control(record.value)
-                        position = await reader.position(topic)
-                finally:
-                    await reader.close()
-            except MegaflowError as error:
-                log.warning("control cannot be read, trying again: %s", error)
-            await self.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_SECONDS[1])
-
-    def _take_control(self, value: bytes) -> None:
+        if record.key != self.trainer.name.encode() or not record.value:
+            return
         try:
-            raw = orjson.loads(value)
+            raw = orjson.loads(record.value)
             ends = {}
             for name, end in raw["drain"].items():
                 topic, _, partition = name.rpartition("/")
@@ -249,4 +268,6 @@ class Leader:
             log.warning("a record on control is not understood: %s", error)
 
     async def close(self) -> None:
+        if self._appending is not None:  # whole where the broker answers: nobody is left to try again
+            await asyncio.wait({asyncio.wrap_future(self._appending)}, timeout=CLOSE_SECONDS)
         await self.plan_log.close()

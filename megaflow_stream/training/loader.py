@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from megaflow_stream.bus.api import Bus, Reader, Record, TopicPartition
 from megaflow_stream.clock import Clock, SystemClock
-from megaflow_stream.errors import Damaged, MegaflowError, SettingError
+from megaflow_stream.errors import BadRecord, Damaged, MegaflowError, ServiceUnreachable, SettingError
 from megaflow_stream.features import record as features
 from megaflow_stream.training.background import Background
 from megaflow_stream.training.plan import Scouted, Slice
@@ -31,6 +31,7 @@ BUDGET_BYTES = 64 << 20
 FETCH_SECONDS = 0.1
 FETCH_RECORDS = 1000
 RETRY_SECONDS = (0.1, 5.0)
+STALL_SECONDS = 20.0  # aiokafka may fetch nothing for ever, in silence: then it is looked whether there is something
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,10 @@ class View:
 class _Partition:
     position: int
     waiting: deque[Fetched] = field(default_factory=deque)
+    scouted: deque[Scouted] = field(default_factory=deque)  # the same records, as `look` shows them again and again
     waiting_bytes: int = 0
     paused: bool = False
+    wanted: int = 0
 
 
 class Loader:
@@ -89,15 +92,26 @@ class Loader:
             self._background.submit(self._run())
 
     def look(self, limit: int) -> dict[TopicPartition, View]:
-        """What may be planned: at most `limit` records of each partition. Raises what ended the reading."""
+        """What may be planned: `limit` records in all, shared evenly, where what one partition lacks others may use; at
+        least the first of each. Raises what ended the reading."""
         with self._lock:
             if self._error is not None:
                 raise self._error
             views = {}
-            for name, partition in self._partitions.items():
-                first = [Scouted(f.offset, f.trainable_tokens) for f in islice(partition.waiting, limit)]
+            partitions = sorted(self._partitions.items(), key=lambda item: len(item[1].waiting))
+            for done, (name, partition) in enumerate(partitions):
+                share = max(1, -(-limit // (len(partitions) - done)))
+                first = list(islice(partition.scouted, share))
+                limit -= len(first)
                 views[name] = View(partition.position, first)
             return views
+
+    def want(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Reads up to these offsets whatever the budget: a step that was planned by more ranks may need more."""
+        with self._lock:
+            for name, end in ends.items():
+                if name in self._partitions:
+                    self._partitions[name].wanted = end
 
     def claim(self, wanted: Slice, records: int | None = None) -> list[Fetched]:
         """The records of a planned slice, taken out of the buffer. Slices of a partition are claimed in their order.
@@ -108,6 +122,7 @@ class Loader:
             taken: list[Fetched] = []
             while partition.waiting and partition.waiting[0].offset < wanted.end:
                 taken.append(partition.waiting.popleft())
+                partition.scouted.popleft()
             size = sum(len(f.value) for f in taken)
             partition.waiting_bytes -= size
             self.claimed_bytes += size
@@ -152,20 +167,43 @@ class Loader:
                 for partition in self._partitions.values():
                     partition.paused = False
                 reader.assign({name: p.position for name, p in self._partitions.items()})
+                moved, at = self._positions(), self._clock.monotonic()
                 while True:
                     self._balance(reader)
                     found = await reader.fetch(timeout_seconds=FETCH_SECONDS, max_records=FETCH_RECORDS)
                     fetched = {name: [self._open(r) for r in records] for name, records in found.items()}
                     positions = {name: await reader.position(name) for name in self._partitions}
                     self._keep(fetched, positions)
+                    if positions != moved:
+                        moved, at = positions, self._clock.monotonic()
+                    elif self._clock.monotonic() - at > STALL_SECONDS:
+                        await self._refuse_stall(bus, positions)
+                        at = self._clock.monotonic()
             finally:
                 await reader.close()
         finally:
             await asyncio.shield(bus.close())
 
+    def _positions(self) -> dict[TopicPartition, int]:
+        return {name: p.position for name, p in self._partitions.items()}
+
+    async def _refuse_stall(self, bus: Bus, positions: Mapping[TopicPartition, int]) -> None:
+        """Nothing has come for long: well, unless there is something. A client that stalled is replaced."""
+        open_ = [name for name, p in self._partitions.items() if not p.paused]
+        ends = await bus.end_offsets(open_)
+        for name in open_:
+            if positions[name] < ends[name]:
+                raise ServiceUnreachable(
+                    f"no record came for {STALL_SECONDS:g} s, though there are some up to offset {ends[name]}",
+                    topic=name.topic,
+                    partition=name.partition,
+                    offset=positions[name],
+                )
+
     def _balance(self, reader: Reader) -> None:
         for name, partition in self._partitions.items():
             full = partition.waiting_bytes >= (self._high_bytes // 2 if partition.paused else self._high_bytes)
+            full = full and partition.position >= partition.wanted
             if full != partition.paused:
                 (reader.pause if full else reader.resume)(name)
                 partition.paused = full
@@ -176,6 +214,7 @@ class Loader:
                 partition = self._partitions[name]
                 size = sum(len(f.value) for f in records)
                 partition.waiting.extend(records)
+                partition.scouted.extend([Scouted(f.offset, f.trainable_tokens) for f in records])
                 partition.waiting_bytes += size
                 self.fetched_bytes += size
                 self.fetched_records += len(records)
@@ -185,11 +224,20 @@ class Loader:
     def _open(self, record: Record) -> Fetched:
         value = record.value or b""
         headers = {name: data for name, data in record.headers if name in ("tokenizer", "trainable")}
-        if len(headers) == 2:
-            tokenizer, trainable = headers["tokenizer"].decode(), int(headers["trainable"])
-        else:  # of another producer: the value says it too
-            sequence = features.decode(value)
-            tokenizer, trainable = sequence.tokenizer, sequence.trainable
+        try:
+            if len(headers) == 2:
+                tokenizer, trainable = headers["tokenizer"].decode(), int(headers["trainable"])
+            else:  # of another producer: the value says it too
+                sequence = features.decode(value)
+                tokenizer, trainable = sequence.tokenizer, sequence.trainable
+        except ValueError as error:  # BadRecord is one
+            raise BadRecord(
+                f"a record of the features cannot be trained: {error}",
+                hint="what wrote it? Only `megaflow process` and producers of packed sequences write to this topic",
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+            ) from error
         if tokenizer != self._tokenizer:
             raise SettingError(
                 f"features made with the tokenizer {tokenizer[:12]} meet a trainer with the tokenizer "

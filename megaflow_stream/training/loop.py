@@ -16,7 +16,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -25,17 +24,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from megaflow_stream import faults
 from megaflow_stream.bus.api import TopicPartition
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.definitions.trainer import Trainer
 from megaflow_stream.elastic.communicator import Communicator
 from megaflow_stream.elastic.reduction import BitAccumulator, Flag, Reduced
 from megaflow_stream.errors import Damaged, MegaflowError
-from megaflow_stream.features import record as features
-from megaflow_stream.training.batch import micro_batch
 from megaflow_stream.training.checkpointing import Checkpointer
 from megaflow_stream.training.exchange import Exchange
-from megaflow_stream.training.faults import Faults
 from megaflow_stream.training.leader import AHEAD, Leader, Orders
 from megaflow_stream.training.lineage import LineageRows, from_bytes
 from megaflow_stream.training.loader import Loader, View
@@ -43,7 +40,9 @@ from megaflow_stream.training.plan import PlanEntry, slices
 from megaflow_stream.training.planlog import Logged
 from megaflow_stream.training.progress import Phase, Progress
 from megaflow_stream.training.restore import Begin
-from megaflow_stream.training.snapshot import SnapshotBuffer, groups_json, integer_digest, state_tensors
+from megaflow_stream.training.slice import open_slice
+from megaflow_stream.training.snapshot import SnapshotBuffer, groups_json, integer_digest, scalars_json, state_tensors
+from megaflow_stream.training.totals import Times, Totals
 
 IDLE_SECONDS = 0.1  # between exchanges while there is nothing to train
 EXCHANGE_SECONDS = 0.25  # between exchanges while steps are planned, at the least
@@ -52,40 +51,11 @@ Report = Callable[[str, Mapping[str, Any]], None]
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Totals:
-    """Of the whole job, in its checkpoints. loss_sum, loss_tokens: since the last checkpoint."""
-
-    records: int = 0
-    tokens: int = 0
-    seen_tokens: int = 0
-    skipped_steps: int = 0
-    first_loss: float | None = None
-    last_loss: float | None = None
-    loss_sum: float = 0.0
-    loss_tokens: int = 0
-
-
-@dataclass(slots=True)
-class Times:
-    """Seconds of this process. data_wait: exchanges that had steps to give; idle: those that had none."""
-
-    steps: float = 0.0
-    data_wait: float = 0.0
-    idle: float = 0.0
-    snapshots: float = 0.0
-    seen_tokens: int = 0
-
-    @property
-    def data_wait_share(self) -> float:
-        busy = self.steps + self.data_wait
-        return self.data_wait / busy if busy else 0.0
-
-
 class Rank:
     """One rank of a group, built and restored. `run` trains until told to stop; returns the last step.
 
-    stopping: whether this rank was asked to end; any rank's wish ends all. leader, checkpointer: on rank 0 only.
+    stopping: whether this rank was asked to end; any rank's wish ends all. gated: after each checkpoint, ask the leader
+        before the next step. leader, checkpointer: on rank 0 only.
     report(event, numbers): what happened, for people and status.
     """
 
@@ -101,8 +71,8 @@ class Rank:
         owners: Mapping[TopicPartition, int],
         begin: Begin,
         progress: Progress,
-        faults: Faults,
         stopping: Callable[[], bool] = lambda: False,
+        gated: bool = False,
         leader: Leader | None = None,
         checkpointer: Checkpointer | None = None,
         until_step: int | None = None,
@@ -110,7 +80,7 @@ class Rank:
         clock: Clock | None = None,
     ) -> None:
         self.trainer, self.model, self.optimizer, self.schedule = trainer, model, optimizer, schedule
-        self.communicator, self.loader, self.progress, self.faults = communicator, loader, progress, faults
+        self.communicator, self.loader, self.progress = communicator, loader, progress
         self.leader, self.checkpointer, self.report = leader, checkpointer, report
         self.clock = clock or SystemClock()
         self.device = communicator.device
@@ -127,12 +97,14 @@ class Rank:
         self.totals = Totals(**begin.state.get("totals", {}))
         self.times = Times()
         self.stopping = stopping
+        self.gated = gated
         self.drained = ""
         ends = [n for n in (until_step, trainer.max_steps) if n is not None]
         self.until_step = min(ends) if ends else None
         self._entries: deque[Logged] = deque()
         self._lineage = LineageRows()
         self._buffer = SnapshotBuffer()
+        self._gated = False
         self._exchange_wanted = True
         self._exchanged_at = -1e9
         self._steps: list[tuple[int, float | None, int, float]] = []  # step, loss, tokens, seconds since a checkpoint
@@ -144,15 +116,16 @@ class Rank:
         while True:
             if self.until_step is not None and self.step >= self.until_step:
                 break
-            if self._exchange_wanted or not self._entries:
+            if self._gated or self._exchange_wanted or not self._entries:
                 orders = self._exchange()
                 if orders.stop:
                     break
+                self._gated = bool(orders.waiting)
                 if orders.advance or orders.drained or orders.checkpoint:
                     self._advance(orders)
                 if orders.finished:
                     break
-                if not self._entries:
+                if self._gated or not self._entries:
                     continue
             flags = self._train(self._entries.popleft())
             if Flag.STOP in flags:
@@ -164,21 +137,25 @@ class Rank:
         self._checkpoint(last=True)
         return self.step
 
+    def _reach(self, point: str, step: int) -> None:
+        faults.reach(point, rank=self.communicator.rank, step=step, generation=self.communicator.generation)
+
     def _exchange(self) -> Orders:
         began = time.monotonic()
         self.progress.sign(Phase.EXCHANGE if self._entries else Phase.IDLE, self.step)
-        self.faults.at("before_exchange", self.step + 1)
+        self._reach("rank.before_exchange", self.step + 1)
         orders = self.exchange(stop=self.stopping(), lead=self._lead if self.leader else None)
         self._entries.extend(orders.entries)
         now = time.monotonic()
         self._exchanged_at = now
         self._exchange_wanted = False
-        if self._entries:
+        if self._entries and not orders.waiting:
             self.times.data_wait += now - began
         else:
             self.times.idle += now - began
             if self.leader is not None:
-                self.report("idle", {"step": self.step})
+                waiting = {"waiting_for": orders.waiting} if orders.waiting else {}
+                self.report("waiting" if waiting else "idle", {"step": self.step, **waiting})
         return orders
 
     def _lead(self, views: dict[TopicPartition, View], stop: bool) -> Orders:
@@ -187,6 +164,12 @@ class Rank:
         busy = self.checkpointer is not None and self.checkpointer.busy
         if stop:
             return Orders(stop=True)
+        if self.leader.gate is not None and self.checkpointer is not None:
+            head = self.checkpointer.head
+            step, manifest = (head.step, head.manifest) if head and not busy else (self.step, None)
+            if (head or busy) and (waiting := self.leader.gate.waits_for(step, manifest)):
+                time.sleep(IDLE_SECONDS)
+                return Orders(waiting=waiting)
         orders = self.leader.turn(views, left=len(self._entries), offsets=self.offsets, checkpointer_busy=busy)
         idle = not (self._entries or orders.entries or orders.drained or orders.finished)
         if idle:
@@ -211,7 +194,7 @@ class Rank:
             raise Damaged(f"step {entry.step} was handed out after step {self.step}", topic=self.trainer.plan_topic)
         step_slices = slices(entry)
         self.progress.sign(Phase.SLICES, entry.step)
-        self.faults.at("before_slices", entry.step)
+        self._reach("rank.before_slices", entry.step)
         self.accumulator.begin(len(step_slices))
         for index in range(len(step_slices)):
             if (entry.step, index) in self.exchange.inbox:
@@ -219,10 +202,10 @@ class Rank:
                 self.progress.sign(Phase.SLICES, entry.step)
         self._raise_flags(entry)
         self.progress.sign(Phase.REDUCE, entry.step)
-        self.faults.at("before_reduce", entry.step)
+        self._reach("rank.before_reduce", entry.step)
         self.communicator.all_reduce(self.accumulator.flat, f"the reduction of step {entry.step}")
         reduced = self.accumulator.finish()
-        self.faults.at("after_reduce", entry.step)
+        self._reach("rank.after_reduce", entry.step)
         self.progress.sign(Phase.APPLY, entry.step)
         if not reduced.skipped:
             self._apply()
@@ -230,18 +213,16 @@ class Rank:
         self.plan_cursor = logged.offset + 1
         for r in entry.ranges:
             self.offsets[r.partition] = r.end
-        self.faults.at("after_apply", entry.step)
+        self._reach("rank.after_apply", entry.step)
         self._count(entry, reduced, time.monotonic() - began)
         return reduced.flags
 
     def _slice(self, step: int, index: int) -> None:
         part, fetched = self.exchange.inbox.pop((step, index))
-        sequences = [features.decode(f.value) for f in fetched]
+        sequences, batch = open_slice(part, fetched, self.trainer)
         for f, sequence in zip(fetched, sequences, strict=True):
             self._lineage.add(part.partition, f.offset, step, sequence.conversations)
-        batch = micro_batch(sequences, rows=self.trainer.micro_slice, block_tokens=self.trainer.block_tokens).to(
-            self.device
-        )
+        batch = batch.to(self.device)
         # Randomness of a slice (dropout) is a function of the step and the slice, not of the rank that trains it.
         torch.manual_seed(_slice_seed(self.seed, step, index))
         loss, tokens = self.trainer.loss(self.model, batch)
@@ -323,6 +304,7 @@ class Rank:
                 )
             gathered = self.communicator.gather_bytes(self._lineage.take(), "gathering the lineage")
             self._saved = self.step, dict(self.offsets)
+            self._gated = self.gated
             if checkpointer is not None:
                 if last:
                     self._wait_for_save(checkpointer)
@@ -358,7 +340,7 @@ class Rank:
 
     def _save(self, checkpointer: Checkpointer, lineage: pa.Table) -> None:
         self._report_saved(checkpointer)
-        self.faults.at("before_snapshot", self.step)
+        self._reach("rank.before_snapshot", self.step)
         began = time.monotonic()
         t = self.totals
         loss = t.loss_sum / t.loss_tokens if t.loss_tokens else t.last_loss
@@ -374,6 +356,7 @@ class Rank:
             "rng": {"seed": self.seed, "rule": "each slice is seeded from seed, step and its index"},
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "optimizer_groups": groups_json(self.optimizer),
+            "optimizer_scalars": scalars_json(self.model, self.optimizer),
             "scaler": None,
             "totals": {name: getattr(t, name) for name in t.__slots__},
             "loss": loss,

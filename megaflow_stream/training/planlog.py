@@ -4,13 +4,16 @@
 2. Only then the log is read, to its end: it cannot grow behind our back.
 3. New entries are appended in one transaction, and trained only after its commit.
 
+The same transaction moves the job's consumer group, which nobody joins, to the ends of what is planned: the plan cursor
+for lag displays and backpressure. The checkpoint's offsets alone say where training goes on.
+
 A committed entry is never rewritten. A leader that finds an entry it did not write has been overtaken: `Fenced`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, cast
 
@@ -18,6 +21,15 @@ from megaflow_stream.bus.api import Bus, Producer, TopicPartition
 from megaflow_stream.errors import Damaged, Fenced, MegaflowError, RecordsExpired
 from megaflow_stream.observe.scan import scan
 from megaflow_stream.training.plan import PlanEntry
+
+# As long as a broker may be away within a transaction: one that it timed out is told like a fence. The next leader's
+# InitProducerId ends it at once, so nobody waits for this.
+TRANSACTION_SECONDS = 300.0
+
+
+def group(job: str) -> str:
+    """The consumer group that holds a job's plan cursor."""
+    return f"megaflow.train.{job}"
 
 
 class Logged(NamedTuple):
@@ -58,13 +70,13 @@ class PlanLog:
 
     def __init__(self, bus: Bus, topic: str, job: str) -> None:
         self.bus, self.topic = bus, topic
-        self.transactional_id = f"megaflow.train.{job}"
+        self.group = self.transactional_id = group(job)
         self._producer: Producer | None = None
         self._end = 0  # offset after the last entry that this leader knows
 
     async def fence(self) -> None:
         """No older leader can write from now on."""
-        self._producer = await self.bus.producer(self.transactional_id)
+        self._producer = await self.bus.producer(self.transactional_id, transaction_timeout_seconds=TRANSACTION_SECONDS)
 
     async def read(self, begin: int | None) -> list[Logged]:
         """After `fence`: the log from `begin` to its end."""
@@ -72,27 +84,37 @@ class PlanLog:
         self._end = found[-1].offset + 1 if found else (begin or 0)
         return found
 
-    async def append(self, entries: Sequence[PlanEntry]) -> list[Logged]:
-        """Commits the entries, all or none. Raises `Fenced` when another leader has the log.
+    async def append(
+        self, entries: Sequence[PlanEntry], cursor: Mapping[TopicPartition, int] | None = None
+    ) -> list[Logged]:
+        """Commits the entries, all or none, and moves the group past them. Raises `Fenced` when another leader has the
+        log.
+
+        cursor: moves the group to these offsets as well: nothing that can be planned lies below them.
 
         Raises an error with `retriable` when nobody knows whether they were committed: call it again with the same."""
         if self._producer is None:
             await self.fence()
             found = await self.read(self._end)
-            if [logged.entry for logged in found] == list(entries):
+            if found and [logged.entry for logged in found] == list(entries):
                 return found
             if found:
                 raise Fenced("the plan's log has entries of another leader", topic=self.topic, offset=found[0].offset)
         assert self._producer is not None
+        ends = {**(cursor or {}), **{r.partition: r.end for e in entries for r in e.ranges}}
+        if not ends:
+            return []
         try:
             await self._producer.begin()
             sent = [await self._producer.send(self.topic, e.to_json(), partition=0) for e in entries]
+            await self._producer.send_offsets(self.group, ends)
             await self._producer.commit(cast("list[asyncio.Future[object]]", sent))
             logged = [Logged(future.result(), e) for future, e in zip(sent, entries, strict=True)]
         except MegaflowError:
             await self.close()
             raise
-        self._end = logged[-1].offset + 1
+        if logged:
+            self._end = logged[-1].offset + 1
         return logged
 
     async def close(self) -> None:

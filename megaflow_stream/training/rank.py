@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +30,7 @@ import orjson
 
 from megaflow_stream import logs
 from megaflow_stream.errors import MegaflowError, NotFound, ServiceUnreachable
-from megaflow_stream.training.faults import Faults
+from megaflow_stream.faults import reach
 from megaflow_stream.training.job import Job, Place, from_json
 from megaflow_stream.training.progress import Phase, Progress
 
@@ -120,12 +121,12 @@ def main() -> None:
 def train(job: Job, place: Place, stop: Stop, emit: Emit, closing: ExitStack) -> None:
     """The rank's work, in this process. Raises what ended it. closing: takes what is to be closed afterwards."""
     progress = Progress(place.sign_file)
-    faults = Faults(os.environ.get("MEGAFLOW_FAULT", ""), rank=place.rank, generation=place.generation)
     import torch
     import torch.optim  # imports torch._dynamo, for seconds: before any other rank waits
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from megaflow_stream.elastic.communicator import Communicator
+    from megaflow_stream.training.alike import compare, describe
     from megaflow_stream.training.lead import Lead
     from megaflow_stream.training.loader import Loader
     from megaflow_stream.training.loop import Rank
@@ -150,7 +151,7 @@ def train(job: Job, place: Place, stop: Stop, emit: Emit, closing: ExitStack) ->
     lead = None
     bound = timedelta(seconds=GROUP_SECONDS)
     if place.rank == 0:
-        lead = Lead(job, trainer, tokenizer, faults, emit)
+        lead = Lead(job, trainer, tokenizer, emit, partial(reach, rank=place.rank, generation=place.generation))
         closing.callback(lead.close)
         lead.open(SERVICES_SECONDS)
         store = TCPStore("127.0.0.1", 0, None, True, bound, wait_for_workers=False)
@@ -167,6 +168,7 @@ def train(job: Job, place: Place, stop: Stop, emit: Emit, closing: ExitStack) ->
         timeout_seconds=2 * trainer.rank_timeout_seconds,
         alive=progress.again,
     )
+    compare(communicator, describe(trainer, model, optimizer, schedule))
     begin = share(communicator, lead.begin if lead is not None else None)
     put_in(begin, trainer, model, optimizer, schedule)
     partitions = sorted(begin.offsets)
@@ -187,8 +189,8 @@ def train(job: Job, place: Place, stop: Stop, emit: Emit, closing: ExitStack) ->
         owners=owners,
         begin=begin,
         progress=progress,
-        faults=faults,
         stopping=lambda: stop.asked,
+        gated=bool(job.gates) and not job.replay,
         leader=lead.leader if lead is not None else None,
         checkpointer=lead.checkpointer if lead is not None else None,
         until_step=job.until_step,

@@ -22,7 +22,7 @@ from megaflow_stream.definitions.trainer import Trainer
 from megaflow_stream.elastic.communicator import Communicator
 from megaflow_stream.errors import MegaflowError, NotFound, RecordsExpired
 from megaflow_stream.storage.api import ObjectStore
-from megaflow_stream.training.snapshot import put_back, put_back_groups
+from megaflow_stream.training.snapshot import put_back, put_back_groups, put_back_scalars
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +138,7 @@ def put_in(begin: Begin, trainer: Trainer, model: nn.Module, optimizer: Optimize
         return
     put_back(begin.tensors, model, optimizer, trainer.trainable)
     put_back_groups(optimizer, begin.state["optimizer_groups"])
+    put_back_scalars(model, optimizer, begin.state.get("optimizer_scalars", {}))
     if schedule is not None:
         schedule.load_state_dict(begin.state["schedule"])
     seed = begin.state["rng"]["seed"]

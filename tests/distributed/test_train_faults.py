@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from megaflow_stream.observe.status import read_status
 from megaflow_stream.training.job import Job
 from megaflow_stream.training.launcher import Launcher, TrainingFailed
 from tests.training_job import ThreadGroup, TrainingJob, final, trained
@@ -60,25 +62,24 @@ def check(job: TrainingJob, events: Events) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "rank=0,step=7,point=before_reduce,action=kill",
-        "rank=1,step=7,point=after_apply,action=kill",
-        "rank=0,step=1,point=after_plan,action=kill",
-        "rank=0,step=5,point=before_save,action=kill",
-        "rank=0,step=5,point=after_save,action=kill",
-        "rank=1,step=6,point=before_slices,action=stop",
+        {"point": "rank.before_reduce", "rank": 0, "step": 7},
+        {"point": "rank.after_apply", "rank": 1, "step": 7},
+        {"point": "rank.after_plan", "rank": 0, "step": 1},
+        {"point": "rank.before_save", "rank": 0, "step": 5},
+        {"point": "rank.after_save", "rank": 0, "step": 5},
+        {"point": "rank.before_slices", "rank": 1, "step": 6, "action": "stop"},
     ],
+    ids=lambda fault: f"{fault['point']}-{fault['rank']}",
 )
-def test_a_lost_rank_changes_nothing(job: TrainingJob, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEGAFLOW_FAULT", fault)
+def test_a_lost_rank_changes_nothing(job: TrainingJob, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGAFLOW_FAULTS", json.dumps([{**fault, "generation": 1}]))
     asyncio.run(job.write(80))
     asyncio.run(job.drain())
     launcher, events = asyncio.run(launch(job, 2))
     assert launcher.restarts == 1
     cause = next(e["cause"] for e in events if e["event"] == "restart")
-    rank = fault.partition(",")[0].replace("=", " ")
-    assert rank in cause
-    assert ("gave no sign of life" if "stop" in fault else "SIGKILL") in cause
-    monkeypatch.delenv("MEGAFLOW_FAULT")
+    assert f"rank {fault['rank']}" in cause
+    assert ("gave no sign of life" if "action" in fault else "SIGKILL") in cause
     check(job, events)
 
 
@@ -92,10 +93,10 @@ def test_a_killed_job_goes_on_with_another_number_of_ranks(job: TrainingJob, mon
 
 
 def test_a_crash_loop_ends_with_its_cause(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = [f"point=before_slices,step=1,action=raise,generation={g}" for g in range(1, 9)]
-    monkeypatch.setenv("MEGAFLOW_FAULT", ";".join(faults))
+    fault = {"point": "rank.before_slices", "step": 1, "action": "raise"}
+    monkeypatch.setenv("MEGAFLOW_FAULTS", json.dumps([fault]))
     asyncio.run(job.write(8))
-    with pytest.raises(TrainingFailed, match=r"5 starts came no further than step 0.*before_slices of step 1") as error:
+    with pytest.raises(TrainingFailed, match=r"5 starts came no further than step 0.*rank.before_slices") as error:
         asyncio.run(launch(job, 1))
     assert error.value.exit_code == 1
 
@@ -131,6 +132,31 @@ def test_ranks_end_when_their_launcher_is_gone(job: TrainingJob) -> None:
             await running
 
     asyncio.run(lose())
+
+
+def test_a_stop_before_the_ranks_listen_ends_well(job: TrainingJob) -> None:
+    async def run() -> None:
+        launcher = Launcher(job.job, job.job.trainer(), 2)
+        running = asyncio.create_task(launcher.run())
+        while len(launcher._ranks) < 2:
+            await asyncio.sleep(0)
+        launcher.stop()  # the interpreters have only just been started
+        await running
+        bus = await job.bus()
+        status = await read_status(bus)
+        await bus.close()
+        assert status[f"trainer/{job.name}"]["state"] == "stopped"
+
+    asyncio.run(run())
+
+
+def test_a_definition_may_print(job: TrainingJob) -> None:
+    """stdout carries events, and whatever a library or a person debugging prints, JSON or not."""
+    job.definition.write_text(job.definition.read_text() + "\nprint(7)\nprint('loss {')\n")
+    asyncio.run(job.write(8))
+    asyncio.run(job.drain())
+    _, events = asyncio.run(launch(job, 1))
+    assert final(events)["step"] == 1
 
 
 def test_sigterm_to_one_rank_stops_all_of_them_with_a_checkpoint(job: TrainingJob) -> None:

@@ -21,6 +21,8 @@ from megaflow_stream.definitions.processor import (
 )
 
 PREFIX = os.environ.get("ENGINE_CASE_PREFIX", "case")
+HANG_SECONDS = float(os.environ.get("ENGINE_CASE_HANG_SECONDS", "1"))
+BURN_SECONDS = 15.0
 SLOW_SECONDS = float(os.environ.get("ENGINE_CASE_SLOW_US", "0")) / 1e6
 
 
@@ -38,6 +40,10 @@ class Copy:
             body = value["body"]
             if body.startswith("HANG"):
                 while True:
+                    pass
+            if body.startswith("BURN"):
+                until = time.process_time() + BURN_SECONDS
+                while time.process_time() < until:
                     pass
             if body.startswith("RAISE"):
                 raise ValueError(body[:10])
@@ -69,7 +75,7 @@ def _processor(name: str, *, state: bool) -> Processor:
         statistics=f"{PREFIX}.statistics",
         batch_records=300,
         commit_interval_seconds=0.05,
-        hang_seconds=1.0,
+        hang_seconds=HANG_SECONDS,
         high_bytes=200_000,
         low_bytes=50_000,
     )

@@ -19,7 +19,7 @@ from tests.engine_cases.case import Case
 from tests.engine_cases.fleet import Fleet
 
 DECLARED = Path(__file__).parent.parent / "engine_cases" / "declared.py"
-FAULTS = 8
+FAULTS = 6
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def bus(kafka: str) -> AsyncIterator[Bus]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("name", "seed"), [("dedup", 1), ("dedup", 2), ("plain", 3), ("plain", 4)])
+@pytest.mark.parametrize(("name", "seed"), [("dedup", 1), ("plain", 3)])
 async def test_each_input_once_through_kills_and_freezes(
     kafka: str, bus: Bus, tmp_path: Path, name: str, seed: int
 ) -> None:

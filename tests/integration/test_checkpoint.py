@@ -7,7 +7,7 @@ import gc
 import random
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pyarrow as pa
@@ -25,7 +25,7 @@ from megaflow_stream.checkpoint import (
     lineage,
     names,
 )
-from megaflow_stream.errors import Damaged, Fenced, MegaflowError, NotFound, SettingError
+from megaflow_stream.errors import Damaged, Fenced, MegaflowError, NotFound, ServiceUnreachable, SettingError
 from megaflow_stream.storage.api import ObjectInfo, ObjectStore
 from megaflow_stream.storage.s3 import S3Store
 
@@ -52,6 +52,23 @@ class Faulty:
         if self.written:
             await self.store.put(key, data, **more)
         raise Crash(key)
+
+
+class Deaf:
+    """A store whose first answer to a put of `key` is lost."""
+
+    def __init__(self, store: ObjectStore, key: str) -> None:
+        self.store, self.key = store, key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def put(self, key: str, data: bytes | memoryview, **more: Any) -> ObjectInfo:
+        info = await self.store.put(key, data, **more)
+        if key == self.key:
+            self.key = ""
+            raise ServiceUnreachable("away")
+        return info
 
 
 class Later:
@@ -171,6 +188,29 @@ async def test_only_what_changed_is_uploaded(store: S3Store, job: str) -> None:
     await again.save(snapshot(3, tensors=tensors(2)), head)
     assert again.saved.uploaded_bytes == 0
     assert same(await checkpoint.load(store, job), tensors(2))
+
+
+async def test_a_head_that_was_moved_though_its_answer_was_lost_is_ones_own(store: S3Store, job: str) -> None:
+    """The store is away for longer than a call is tried, right after the head was moved; then the save is repeated."""
+    for parent_step, step in ((None, 1), (1, 2)):
+        parent = await checkpoint.head(store, job)
+        assert (parent.step if parent else None) == parent_step
+        ours = writer(cast(ObjectStore, Deaf(store, names.head(job))), job)
+        with pytest.raises(ServiceUnreachable):
+            await ours.save(snapshot(step), parent)
+        head = await ours.save(snapshot(step), parent)
+        assert head == await checkpoint.head(store, job)
+        assert same(await checkpoint.load(store, job), tensors(step))
+        following = await ours.save(snapshot(step), head)  # and the next one builds on it
+        assert following != head
+        with pytest.raises(Fenced):
+            await writer(store, job).save(snapshot(step), parent)
+    assert [step async for step in _lineage_steps(store, job)] == [2, 2, 1, 1]
+
+
+async def _lineage_steps(store: ObjectStore, job: str) -> AsyncIterator[int]:
+    async for chunk in lineage.walk(store, (await checkpoint.load(store, job)).manifest):
+        yield chunk.step
 
 
 async def test_of_twenty_racing_writers_one_wins_and_the_others_are_fenced(store: S3Store, job: str) -> None:

@@ -6,12 +6,11 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 
-import orjson
 import pytest
 
 from megaflow_stream.bus import Bus, TopicDescription, TopicPartition, connect
 from megaflow_stream.observe import lag as lags
-from megaflow_stream.observe.lag import Follower, PartitionLag, measure, trainer_positions
+from megaflow_stream.observe.lag import Follower, PartitionLag, measure
 
 
 @pytest.fixture
@@ -125,19 +124,6 @@ async def test_a_large_gap_is_estimated_and_says_so(bus: Bus, topic: str, monkey
 
 async def test_a_topic_that_is_not_there_is_left_out(bus: Bus, topic: str) -> None:
     assert await measure(bus, [Follower(group="nobody", topics=["not-" + topic])]) == []
-
-
-async def test_the_trainer_is_where_its_checkpoint_or_its_plan_is(bus: Bus, topic: str) -> None:
-    producer = await bus.producer()
-    for job, offset in (("mine", 3), ("mine", 8), ("other", 99)):
-        value = orjson.dumps({"job": job, "offsets": {"features.agent/0": offset}})
-        await (await producer.send(topic, value, key=job.encode(), partition=0))
-    await producer.close()
-    place = TopicPartition("features.agent", 0)
-    assert await trainer_positions(bus, "mine", checkpoints=topic) == {place: 8}
-    status = {"t": {"kind": "trainer", "job": "mine", "offsets": {"features.agent/0": 12}}}
-    assert await trainer_positions(bus, "mine", checkpoints=topic, status=status) == {place: 12}
-    assert await trainer_positions(bus, "mine", checkpoints="not-" + topic) == {}
 
 
 async def test_seconds_are_the_age_of_the_oldest_unread_record(bus: Bus, topic: str) -> None:

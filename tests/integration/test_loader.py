@@ -12,6 +12,7 @@ import pytest
 
 from megaflow_stream.bus import TopicPartition
 from megaflow_stream.errors import Damaged, MegaflowError, RecordsExpired, SettingError
+from megaflow_stream.training import loader as loading
 from megaflow_stream.training.loader import Loader, View
 from megaflow_stream.training.plan import Slice
 from tests.training_job import TrainingJob
@@ -96,6 +97,18 @@ def test_reading_stops_at_the_budget_and_goes_on_when_there_is_room(job: Trainin
     assert loader.fetched_bytes == loader.claimed_bytes
 
 
+def test_what_a_plan_needs_is_read_whatever_the_budget(job: TrainingJob, make: Make) -> None:
+    """A step that was planned by more ranks, each with a budget, would keep fewer ranks waiting for ever."""
+    asyncio.run(job.write(3000, partitions=[0]))
+    loader = make({0: 0}, budget_bytes=5_000)
+    partition = TopicPartition(job.data, 0)
+    end = asyncio.run(job.ends())[partition]
+    stuck = look(loader, lambda v: bool(v[0].records))[0].position
+    assert stuck < end
+    loader.want({partition: end, TopicPartition(job.data, 1): 7})
+    assert len(look(loader, lambda v: v[0].position >= end)[0].records) == 3000
+
+
 def test_a_record_of_another_tokenizer_is_named_with_its_place(job: TrainingJob, make: Make) -> None:
     asyncio.run(job.write(4, partitions=[0]))
     asyncio.run(job.write(1, partitions=[0], tokenizer="f" * 64))
@@ -131,3 +144,34 @@ def test_a_bus_that_does_not_answer_is_tried_again(job: TrainingJob) -> None:
         look(loader, lambda v: len(v[0].records) == 4)
     finally:
         loader.close()
+
+
+def test_a_client_that_stalls_in_silence_is_replaced(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(job.write(4, partitions=[0]))
+    monkeypatch.setattr(loading, "STALL_SECONDS", 0.3)
+    readers: list[Any] = []
+
+    async def connect() -> Any:
+        bus = await job.bus()
+        make = bus.reader
+
+        async def reader(**options: Any) -> Any:
+            readers.append(await make(**options))
+            if len(readers) == 1:
+                readers[0].fetch = _nothing
+            return readers[-1]
+
+        bus.reader = reader  # type: ignore[method-assign]
+        return bus
+
+    loader = Loader(connect, {TopicPartition(job.data, 0): 0}, tokenizer=job.tokenizer)
+    try:
+        look(loader, lambda v: len(v[0].records) == 4)
+        assert len(readers) == 2
+    finally:
+        loader.close()
+
+
+async def _nothing(**options: Any) -> dict[TopicPartition, list[Any]]:
+    await asyncio.sleep(0.05)
+    return {}

@@ -32,7 +32,7 @@ async def topic(kafka: str) -> AsyncIterator[str]:
     await bus.close()
 
 
-async def test_the_example_of_the_docs(kafka: str, topic: str) -> None:
+async def test_each_conversation_is_published_as_it_is(kafka: str, topic: str) -> None:
     async with Publisher(bootstrap_servers=kafka, topic=topic, dataset="agent", producer="my-app") as publisher:
         for conversation in synthetic.documents(300):
             assert await publisher.publish(conversation) == conversation["id"]

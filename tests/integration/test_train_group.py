@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from megaflow_stream import faults
 from megaflow_stream.bus import TopicPartition
 from megaflow_stream.checkpoint import load
 from megaflow_stream.errors import Fenced, RecordsExpired, SettingError
 from megaflow_stream.observe.scan import scan
-from megaflow_stream.training.planlog import read_plan
+from megaflow_stream.training import leader
+from megaflow_stream.training.planlog import PlanLog, read_plan
 from tests.training_job import ThreadGroup, TrainingJob, final, trained
 
 torch = pytest.importorskip("torch")
@@ -100,6 +104,66 @@ async def plan(job: TrainingJob) -> list[Any]:
     return found
 
 
+async def cursor(job: TrainingJob) -> dict[TopicPartition, int]:
+    bus = await job.bus()
+    await (await bus.producer("megaflow.train." + job.name)).close()  # what is committed is seen for certain now
+    found = await bus.committed(f"megaflow.train.{job.name}")
+    await bus.close()
+    return found
+
+
+def test_the_group_of_the_job_is_at_the_end_of_what_is_planned(job: TrainingJob) -> None:
+    asyncio.run(job.write(80))
+    first = ThreadGroup(job.with_(until_step=4), 1)
+    first.join()
+    planned = {TopicPartition(job.data, p): 0 for p in range(job.partitions)}
+    for logged in asyncio.run(plan(job)):
+        planned |= {r.partition: r.end for r in logged.entry.ranges}
+    assert asyncio.run(cursor(job)) == planned
+    drained(job, 2, generation=2)
+    assert asyncio.run(cursor(job)) == asyncio.run(job.ends())  # past the markers, too
+    before = asyncio.run(plan(job))
+    ThreadGroup(job.with_(replay=True), 1).join()
+    assert asyncio.run(plan(job)) == before
+
+
+def test_the_offsets_of_quiet_partitions_are_kept_fresh(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker forgets what a group without members has not committed for a week, partition by partition."""
+    commits: list[tuple[int, Mapping[TopicPartition, int]]] = []
+    append = PlanLog.append
+
+    async def spy(log: PlanLog, entries: Any, cursor: Any = None) -> Any:
+        commits.append((len(entries), cursor))
+        return await append(log, entries, cursor)
+
+    monkeypatch.setattr(PlanLog, "append", spy)
+    monkeypatch.setattr(leader, "CURSOR_SECONDS", 0.5)
+    asyncio.run(job.write(12, partitions=[2]))
+    group = ThreadGroup(job.job, 1)
+    group.wait("step", step=2)
+    while commits[-1][0] or len(commits) < 4:  # the last of all, while idle
+        time.sleep(0.05)
+    group.stop.asked = True
+    group.join()
+    assert all(len(cursor) == job.partitions for _, cursor in commits)
+    assert sum(entries for entries, _ in commits) == 2
+
+
+def test_what_is_no_order_on_control_is_passed_over(job: TrainingJob) -> None:
+    async def odd() -> None:
+        bus = await job.bus()
+        producer = await bus.producer()
+        for key, value in ((b"\xff", b"{}"), (job.name.encode(), b"no json"), (job.name.encode(), b"[1]")):
+            await (await producer.send("control", value, key=key, partition=0))
+        await producer.close()
+        await bus.close()
+
+    asyncio.run(job.write(3))
+    asyncio.run(odd())
+    drained(job, 1)
+    assert sorted(c for _, _, c, _ in asyncio.run(trained(job))) == expected(job)
+
+
 def test_a_short_batch_is_trained_after_linger_without_a_drain(job: TrainingJob) -> None:
     asyncio.run(job.write(3))
     group = ThreadGroup(job.job, 2)
@@ -151,11 +215,12 @@ def test_features_of_another_tokenizer_are_refused_by_name(job: TrainingJob) -> 
 
 def test_an_announcement_that_was_lost_is_made_again(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(job.write(16))
-    monkeypatch.setenv("MEGAFLOW_FAULT", "point=after_save,step=2,action=raise")
-    with pytest.raises(RuntimeError, match="after_save of step 2"):
+    monkeypatch.setattr(faults, "_faults", [{"point": "rank.after_save", "step": 2, "action": "raise"}])
+    monkeypatch.setattr(faults, "_reached", {})
+    with pytest.raises(RuntimeError, match=r"rank\.after_save"):
         drained(job, 1)
     assert asyncio.run(announcements(job)) == []
-    monkeypatch.delenv("MEGAFLOW_FAULT")
+    monkeypatch.setattr(faults, "_faults", [])
     drained(job, 1, generation=2)
     again = asyncio.run(announcements(job))
     assert [a["step"] for a in again] == [2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaflow_stream.bus import TopicPartition
-from megaflow_stream.observe.lag import _extent, _Gap, _offsets
+from megaflow_stream.observe.lag import _extent, _Gap, offsets_of
 
 
 def test_a_gap_that_was_read_to_its_end_is_counted() -> None:
@@ -20,5 +20,6 @@ def test_a_gap_of_which_nothing_was_read_is_its_offsets_at_most() -> None:
 
 
 def test_positions_are_read_by_topic_and_partition() -> None:
-    assert _offsets({"features.agent/3": 7, "odd": 1, "a/b": 2, "c/0": "x"}) == {TopicPartition("features.agent", 3): 7}
-    assert _offsets(None) == {}
+    found = offsets_of({"features.agent/3": 7, "odd": 1, "a/b": 2, "c/0": "x"})
+    assert found == {TopicPartition("features.agent", 3): 7}
+    assert offsets_of(None) == {}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from megaflow_stream.bus.security import Security
+from megaflow_stream.definitions.loading import definitions
 from megaflow_stream.definitions.pipeline import Machine
 from megaflow_stream.errors import SettingError
 from megaflow_stream.project.check import check, workers
 from megaflow_stream.project.folder import Project, find
 from megaflow_stream.project.scaffold import init
+from megaflow_stream.training.job import Job, S3Address
 
 LARGE = Machine(cpu=10**6, gpu=10**6, memory_bytes=1 << 60)
 
@@ -202,3 +206,36 @@ def test_a_backlog_below_one_global_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="backlog of 1 to 2 bytes") as refused:
         check(find(root))
     assert "one fetch" in refused.value.hint
+
+
+def test_a_definition_is_whole_for_every_thread_that_loads_it(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("import threading\nthreading.Event().wait(0.3)\nname = 'whole'\n")
+    with ThreadPoolExecutor(3) as pool:
+        assert [d for ds in pool.map(lambda _: definitions(path, str), range(3)) for d in ds].count("whole") == 3
+
+
+def test_a_sync_evaluation_gates_its_trainer(root: Path) -> None:
+    assert find(root).gates("fit") == ("judge",)
+    assert find(root).gates("another") == ()
+    assert replaced(root, "pipeline.yaml", "policy: sync", "policy: async").gates("fit") == ()
+
+
+def test_a_tokenizer_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "demo"
+    init(root)
+    path = root / "trainers" / "model_finetune.py"
+    path.write_text(path.read_text().replace("VOCABULARY = 4096", "VOCABULARY = 1000"))
+    with pytest.raises(SettingError, match=r"has \d{4} tokens, .* vocabulary is 1000 \(file .*finetune.py\)") as no:
+        check(find(root), LARGE)
+    assert "give the model a vocabulary of" in no.value.hint
+    job = Job(
+        name="model_finetune",
+        definition=path,
+        root=root,
+        bootstrap_servers="",
+        security=Security(),
+        s3=S3Address(endpoint_url=None),
+    )
+    with pytest.raises(SettingError, match="vocabulary is 1000"):
+        job.trainer()
