@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from aiokafka.errors import (
 )
 
 from megaflow_stream.bus.api import Assignment, Isolation, TopicDescription, TopicPartition
+from megaflow_stream.bus.ending import end
 from megaflow_stream.bus.failure import FAILURES, calm, translate
 from megaflow_stream.bus.kafka_producer import KafkaProducer
 from megaflow_stream.bus.kafka_reader import KafkaGroupReader, KafkaReader
@@ -29,6 +29,7 @@ from megaflow_stream.bus.security import Security
 
 T = TypeVar("T")
 _ASK_SECONDS = 20.0
+_CLOSE_SECONDS = 5.0
 _UNKNOWN_SECONDS = 0.5  # a topic just made is not known at once; one that is still unknown then is not there
 _TOPIC_CONFIG = 1  # the source DYNAMIC_TOPIC_CONFIG of DescribeConfigs
 
@@ -199,12 +200,10 @@ class KafkaBus:
     async def close(self) -> None:
         admin, self._admin = self._admin, None
         askers, self._askers = self._askers, {}
-        with contextlib.suppress(Exception):
-            if admin is not None:
-                await asyncio.wait_for(admin.close(), 5)
+        if admin is not None:
+            await end(admin.close(), _CLOSE_SECONDS, "an admin client")
         for asker in askers.values():
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(asker.stop(), 5)
+            await end(asker.stop(), _CLOSE_SECONDS, "an asking client")
 
     async def _ask(
         self, doing: str, ask: Callable[[], Awaitable[T]], *, seconds: float = _ASK_SECONDS, **where: object

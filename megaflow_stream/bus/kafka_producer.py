@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import TopicPartition as KafkaPartition
 
 from megaflow_stream.bus.api import Headers, OutRecord, TopicPartition
+from megaflow_stream.bus.ending import end
 from megaflow_stream.bus.failure import FAILURES, calm, translate
 from megaflow_stream.errors import BusError
 
@@ -144,16 +144,13 @@ class KafkaProducer:
 
     async def close(self) -> None:
         """stop() waits for the sender, which may be retrying for ever: bounded here."""
-        try:
-            await asyncio.wait_for(self._producer.stop(), _CLOSE_SECONDS)
-        except Exception as error:
-            log.info("closing the producer %s: %r", self.transactional_id, error)
-            self._producer._closed = True
-            with contextlib.suppress(Exception):
-                if (sender := self._producer._sender.sender_task) is not None:
-                    sender.cancel()
-                    await asyncio.wait([sender], timeout=1.0)
-                await asyncio.wait_for(self._producer.client.close(), _CLOSE_SECONDS)
+        if await end(self._producer.stop(), _CLOSE_SECONDS, f"the producer {self.transactional_id or ''}".rstrip()):
+            return
+        self._producer._closed = True
+        if (sender := self._producer._sender.sender_task) is not None:
+            sender.cancel()
+            await asyncio.wait([sender], timeout=1.0)
+        await end(self._producer.client.close(), _CLOSE_SECONDS, "its client")
 
 
 async def _offset(sent: asyncio.Future[Any], topic: str) -> int:

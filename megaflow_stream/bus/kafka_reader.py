@@ -13,6 +13,7 @@ from aiokafka import TopicPartition as KafkaPartition
 from aiokafka.errors import IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from megaflow_stream.bus.api import Assignment, Record, TopicPartition
+from megaflow_stream.bus.ending import end
 from megaflow_stream.bus.failure import FAILURES, calm, translate
 from megaflow_stream.errors import BusError, RecordsExpired
 
@@ -109,8 +110,7 @@ class KafkaReader:
         return position
 
     async def close(self) -> None:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._consumer.stop(), _CLOSE_SECONDS)
+        await end(self._consumer.stop(), _CLOSE_SECONDS, "a reader")
 
 
 @contextlib.contextmanager
