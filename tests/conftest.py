@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import hypothesis
 import pytest
+
+# The same examples in every run: a new one found is a case of its own, not a surprise to somebody else.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("fixed")
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = "MEGAFLOW_TEST_SERVICES_DIR"

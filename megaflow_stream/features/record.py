@@ -184,5 +184,5 @@ def decode(value: bytes) -> PackedSequence:
         return sequence
     except BadRecord:
         raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, OverflowError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError, MemoryError, OverflowError) as error:
         raise BadRecord(f"not a packed sequence: {str(error) or type(error).__name__}") from error

@@ -56,7 +56,8 @@ async def test_letters_are_listed_by_what_is_asked_for(bus: Bus, topic: str) -> 
     found, total = await list_letters(bus, topic=topic)
     assert total == len(found) == 11
     assert (found[0].id, found[0].processor, found[0].origin_offset, found[0].attempt) == ("0/0", "features", 0, 3)
-    assert (found[-1].id, found[-1].processor, found[-1].origin_partition) == ("0/5", None, None)
+    foreign = next(letter for letter in found if letter.id == "0/5")
+    assert (foreign.processor, foreign.origin_partition) == (None, None)
     found, total = await list_letters(bus, topic=topic, limit=2, processor="clean", error="NO MESS")
     assert ([letter.conversation for letter in found], total) == (["c7", "c9"], 3)
     found, _ = await list_letters(bus, topic=topic, origin="conversations.clean", error="json")

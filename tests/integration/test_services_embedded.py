@@ -162,7 +162,9 @@ async def test_a_command_starts_them_for_itself_and_the_last_user_stops_them(
     await services.down(project.state_dir)
     async with connected(project, project.settings) as outer:
         assert "starting this project's Kafka and S3 for this command" in capsys.readouterr().err
-        assert set(await outer.bus.topics()) >= {"kept"}  # what the tests above wrote is still there
+        async with asyncio.timeout(15):  # what the tests above wrote is still there, once the broker has read it
+            while "kept" not in await outer.bus.topics():
+                await asyncio.sleep(0.1)
         code = (
             "import asyncio, sys; from pathlib import Path\n"
             "from megaflow_stream.project.folder import find\n"

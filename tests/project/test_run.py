@@ -95,7 +95,8 @@ def test_run_then_nothing_new_then_exactly_what_is_new(pipeline: Pipeline) -> No
 def test_sigterm_ends_everything_with_a_last_checkpoint(pipeline: Pipeline) -> None:
     with (pipeline.folder / "run.log").open("wb") as log:
         process = subprocess.Popen(pipeline._command("run"), stdout=subprocess.PIPE, stderr=log)
-        assert process.stdout is not None
+    assert process.stdout is not None
+    with process.stdout:
         step = 0
         for line in process.stdout:
             event = orjson.loads(line)

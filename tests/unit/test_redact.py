@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from types import FrameType
@@ -175,7 +176,8 @@ def test_json_stays_json(value: Any, indented: bool) -> None:
     text = orjson.dumps([value], option=orjson.OPT_INDENT_2 if indented else None).decode()
     masked = Redactor().text(text)
     orjson.loads(masked)
-    assert "mia@example.org" not in masked
+    # An address that runs on into letters or digits is none: its last label would be another.
+    assert "mia@example.org" not in re.sub(r"mia@example\.org[\w@%]", "", masked)
 
 
 ADVERSARIAL = [
