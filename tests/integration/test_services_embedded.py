@@ -159,11 +159,16 @@ async def test_a_lost_state_file_leaves_no_second_broker_on_the_data(project: Pr
 async def test_a_command_starts_them_for_itself_and_the_last_user_stops_them(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    async with connected(project, project.settings, s3=False) as first:
+        await first.bus.create_topic(TopicDescription("left", 1))
+        while "left" not in await first.bus.topics():
+            await asyncio.sleep(0.1)
     await services.down(project.state_dir)
+    capsys.readouterr()
     async with connected(project, project.settings) as outer:
         assert "starting this project's Kafka and S3 for this command" in capsys.readouterr().err
-        async with asyncio.timeout(15):  # what the tests above wrote is still there, once the broker has read it
-            while "kept" not in await outer.bus.topics():
+        async with asyncio.timeout(15):  # still there, once the broker has read it
+            while "left" not in await outer.bus.topics():
                 await asyncio.sleep(0.1)
         code = (
             "import asyncio, sys; from pathlib import Path\n"
