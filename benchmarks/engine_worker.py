@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aiokafka import TopicPartition as KafkaPartition
+
 from megaflow_stream import logs
 from megaflow_stream.bus import TopicPartition
 from megaflow_stream.bus.kafka import KafkaBus
@@ -34,7 +36,7 @@ class Untransacted(KafkaProducer):
 
     async def commit(self, sent: Iterable[asyncio.Future[object]]) -> None:
         await asyncio.gather(*sent)
-        await self.reader._consumer.commit(dict(self.offsets))
+        await self.reader._consumer.commit({KafkaPartition(*tp): offset for tp, offset in self.offsets.items()})
 
 
 class PlainBus(KafkaBus):
