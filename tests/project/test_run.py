@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -18,28 +17,7 @@ from megaflow_stream.processing.steps.features import is_validation
 from megaflow_stream.project.folder import find
 from megaflow_stream.runtime.connection import connected
 from tests.fault.pipeline_case import JOB, Pipeline
-
-# As in the design: valid as it stands, on a machine of any size.
-DESIGN = """\
-pipeline:
-  - name: data_preprocess
-    resources: {cpu: 16, memory: 64GiB}
-    parallelism: 8
-  - name: model_finetune
-    resources: {gpu: 4, cpu: 32}
-    checkpoint: every 2h
-  - name: evaluation
-    depends_on: [model_finetune]
-    policy: async
-"""
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
-    pipeline = Pipeline(tmp_path)
-    pipeline.create()
-    yield pipeline
-    pipeline.end()
+from tests.unit.test_pipeline import DESIGN
 
 
 def trained(pipeline: Pipeline) -> set[str]:

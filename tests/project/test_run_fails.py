@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import orjson
 import pytest
@@ -24,14 +22,6 @@ class _Broken:
 
 
 """
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
-    pipeline = Pipeline(tmp_path)
-    pipeline.create()
-    yield pipeline
-    pipeline.end()
 
 
 @pytest.mark.timeout(300)
