@@ -16,6 +16,11 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 Headers = Sequence[tuple[str, bytes]]
 
 
+def json_headers(schema: str) -> Headers:
+    """Of a value in JSON. schema: the name and version of its layout, such as `megaflow.status/1`."""
+    return [("content-type", b"application/json"), ("schema", schema.encode())]
+
+
 class TopicPartition(NamedTuple):
     """One partition of one topic; equal to aiokafka's tuple of the same fields."""
 

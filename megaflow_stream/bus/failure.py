@@ -48,19 +48,22 @@ def translate(error: BaseException, doing: str, **where: Any) -> MegaflowError:
     task has died of it, and a transaction that the broker timed out looks the same."""
     if isinstance(error, MegaflowError):
         return error
-    text = f"{doing}: {type(error).__name__}: {error}".rstrip(": ")
+    name, said = type(error).__name__, str(error)
+    text = f"{doing}: {said if name in said else f'{name}: {said}'.rstrip(': ')}"  # aiokafka's own say their name
     if isinstance(error, _FENCED) or "Invalid state transition" in text:  # an assertion of the transaction manager's
         return Fenced(text, **where)
     if isinstance(error, kafka.OffsetOutOfRangeError):
         return RecordsExpired(text, **where)
     if isinstance(error, kafka.UnknownTopicOrPartitionError):
-        return NotFound(text, hint="`megaflow topics apply` creates the project's topics", **where)
+        return NotFound(
+            f"{doing}: there is no such topic", hint="`megaflow topics apply` creates the project's topics", **where
+        )
     if isinstance(error, _UNREACHABLE):
         return ServiceUnreachable(
             text, hint="is the broker up? `megaflow services status`, or --bootstrap-servers", **where
         )
     if isinstance(error, (kafka.MessageSizeTooLargeError, kafka.RecordTooLargeError)):
-        return BusError(text, hint="raise max_message_bytes in the topic's YAML", **where)
+        return BusError(text, hint="raise `max_message` in the topic's YAML, then `megaflow topics apply`", **where)
     return BusError(text, retriable=bool(getattr(error, "retriable", False)), **where)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -26,10 +27,12 @@ from megaflow_stream.bus.failure import FAILURES, calm, translate
 from megaflow_stream.bus.kafka_producer import KafkaProducer
 from megaflow_stream.bus.kafka_reader import KafkaGroupReader, KafkaReader
 from megaflow_stream.bus.security import Security
+from megaflow_stream.errors import NotFound
 
 T = TypeVar("T")
 _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 5.0
+_KNOWN_SECONDS = 10.0
 _UNKNOWN_SECONDS = 0.5  # a topic just made is not known at once; one that is still unknown then is not there
 _TOPIC_CONFIG = 1  # the source DYNAMIC_TOPIC_CONFIG of DescribeConfigs
 
@@ -166,7 +169,14 @@ class KafkaBus:
                     raise for_code(code)(*message)
             return True
 
-        return await self._ask("creating a topic", ask, topic=topic.name)
+        made = await self._ask("creating a topic", ask, topic=topic.name)
+        # The controller answers before the broker knows the topic.
+        deadline = time.monotonic() + _KNOWN_SECONDS
+        while made and time.monotonic() < deadline:
+            with contextlib.suppress(NotFound):
+                await self.partitions(topic.name)  # asks for a while
+                break
+        return made
 
     async def alter_topic(self, name: str, configs: Mapping[str, str]) -> None:
         async def ask() -> None:

@@ -89,8 +89,10 @@ class _Gap:
 
 def record_bytes(record: Record) -> int:
     """Bytes of a record's key, value and headers, without the batch's overhead."""
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers
+    size = len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:  # no generator: this is called for every record
+        size += len(name) + len(value or b"")
+    return size
 
 
 async def measure(bus: Bus, followers: Iterable[Follower], *, clock: Clock | None = None) -> list[PartitionLag]:

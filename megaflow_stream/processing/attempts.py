@@ -43,9 +43,16 @@ def _check(answer: Answer, records: Sequence[Record], limits: Mapping[str, int])
 
 
 async def attempt(
-    member: Member, processor: Processor, tp: TopicPartition, records: Sequence[Record], tries: int = 0
+    member: Member,
+    processor: Processor,
+    tp: TopicPartition,
+    records: Sequence[Record],
+    tries: int = 0,
+    part: bool = False,
 ) -> list[Outcome]:
-    """[(records, answer, error)], in order; a record without an answer stands alone, with its error."""
+    """[(records, answer, error)], in order; a record without an answer stands alone, with its error.
+
+    part: these are a part of a batch that has failed."""
     batch = input_batch(processor, records, tp.topic, tp.partition)
     try:
         answer = await member.call(batch)
@@ -57,8 +64,8 @@ async def attempt(
                 await asyncio.sleep(_BACKOFF_SECONDS * 2**tries)
                 return await attempt(member, processor, tp, records, tries + 1)
             return [(records, None, error.message)]
-        if isinstance(error, HandlerDied) and not tries:  # perhaps not the batch's fault: a stray kill
+        if isinstance(error, HandlerDied) and not tries and not part:  # perhaps not the batch's fault: a stray kill
             return await attempt(member, processor, tp, records, 1)
         half = len(records) // 2
-        first = await attempt(member, processor, tp, records[:half])
-        return first + await attempt(member, processor, tp, records[half:])
+        first = await attempt(member, processor, tp, records[:half], part=True)
+        return first + await attempt(member, processor, tp, records[half:], part=True)

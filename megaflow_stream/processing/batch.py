@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import orjson
 
-from megaflow_stream.bus.api import OutRecord, Record, TopicPartition
+from megaflow_stream.bus.api import OutRecord, Record, TopicPartition, json_headers
 from megaflow_stream.definitions.processor import Dropped, Processor, Rejected
 from megaflow_stream.errors import NotFound
+from megaflow_stream.processing.dead_letter import dead_letter
 from megaflow_stream.processing.frames import Answer
 
-_JSON = [("content-type", b"application/json")]
+_DROPPED, _STATISTICS = json_headers("megaflow.dropped/1"), json_headers("megaflow.statistics/1")
 
 
 @dataclass(kw_only=True)
@@ -27,7 +29,7 @@ class Batch:
     answers: list[Answer] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     rejected: list[tuple[Record, Rejected, int]] = field(default_factory=list)
-    changelog: bytes = b""
+    changelog: OutRecord | None = None
     counts: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
     def duplicates(self, records: Sequence[Record]) -> None:
@@ -37,20 +39,22 @@ class Batch:
             self.dropped.append(Dropped(record.offset, conversation, "duplicate"))
             self._count(headers, "duplicates")
 
-    def add(self, answer: Answer, rows: Mapping[int, Record]) -> None:
+    def add(self, answer: Answer, records: Sequence[Record]) -> None:
+        """What the handler made of `records`. It has counted what it rejects."""
         self.answers.append(answer)
         self.dropped += answer.dropped
-        for rejected in answer.rejected:
-            self.reject(rows[rejected.offset], rejected, 1)
+        if answer.rejected:
+            rows = {record.offset: record for record in records}
+            self.rejected += [(rows[rejected.offset], rejected, 1) for rejected in answer.rejected]
         for dataset, producer, counts in answer.statistics:
             into = self.counts.setdefault((dataset, producer), {})
             for name, count in counts.items():
                 into[name] = into.get(name, 0) + count
 
-    def reject(self, record: Record, rejected: Rejected, attempts: int) -> None:
-        self.rejected.append((record, rejected, attempts))
-        if attempts > 1:  # the handler did not live to count it
-            self._count(dict(record.headers), "rejected")
+    def reject(self, record: Record, error: str, attempts: int) -> None:
+        """A record that failed its handler, which did not live to count it."""
+        self.rejected.append((record, Rejected(record.offset, error), attempts))
+        self._count(dict(record.headers), "rejected")
 
     def _count(self, headers: Mapping[str, bytes], name: str) -> None:
         dataset = headers.get("dataset", b"").decode(errors="replace")
@@ -59,9 +63,16 @@ class Batch:
         counts[name] = counts.get(name, 0) + 1
 
     def outputs(
-        self, processor: Processor, tp: TopicPartition, partitions: Mapping[str, int]
+        self,
+        processor: Processor,
+        tp: TopicPartition,
+        partitions: Mapping[str, int],
+        limits: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[tuple[str, int], list[OutRecord]]:
-        """Everything that the batch's transaction writes, by topic and partition."""
+        """Everything that the batch's transaction writes, by topic and partition.
+
+        partitions: how many each topic has. limits: bytes of a record that a topic takes, where they are known.
+        """
         out: dict[tuple[str, int], list[OutRecord]] = {}
 
         def put(topic: str, partition: int, records: Sequence[OutRecord]) -> None:
@@ -77,13 +88,14 @@ class Batch:
             for (topic, where), records in answer.records.items():
                 put(topic, tp.partition if where is None else where, records)
         if self.rejected:
-            put(processor.dead_letters, tp.partition, [_dead_letter(processor, *r) for r in self.rejected])
+            limit = limits.get(processor.dead_letters)
+            letters = [dead_letter(processor, *rejected, limit) for rejected in self.rejected]
+            put(processor.dead_letters, tp.partition, letters)
         if self.dropped:
             at_ms = int(time.time() * 1000)
             put(processor.dropped, tp.partition, [_dropped(processor, tp, d, at_ms) for d in self.dropped])
         if self.changelog and processor.state is not None:
-            record = OutRecord(self.changelog, b"%d" % self.end, [])
-            put(processor.state.changelog, tp.partition, [record])
+            put(processor.state.changelog, tp.partition, [self.changelog])
         if self.counts:
             put(processor.statistics, tp.partition, self._statistics(processor, tp))
         return out
@@ -104,26 +116,10 @@ class Batch:
                     }
                 ),
                 f"{dataset}/{producer}".encode(),
-                _JSON,
+                _STATISTICS,
             )
             for (dataset, producer), counts in self.counts.items()
         ]
-
-
-def _dead_letter(processor: Processor, record: Record, rejected: Rejected, attempts: int) -> OutRecord:
-    """The record as it came, with what happened to it in headers of their own."""
-    mine = {
-        "origin-topic": record.topic,
-        "origin-partition": str(record.partition),
-        "origin-offset": str(record.offset),
-        "processor": processor.name,
-        "error": rejected.error[:2000],
-        "attempt": str(attempts),
-    }
-    if rejected.conversation:
-        mine["conversation"] = rejected.conversation
-    kept = [(name, value) for name, value in record.headers if name not in mine]
-    return OutRecord(record.value, record.key, kept + [(name, value.encode()) for name, value in mine.items()])
 
 
 def _dropped(processor: Processor, tp: TopicPartition, dropped: Dropped, at_ms: int) -> OutRecord:
@@ -136,4 +132,4 @@ def _dropped(processor: Processor, tp: TopicPartition, dropped: Dropped, at_ms: 
         "offset": dropped.offset,
         "at_ms": at_ms,
     }
-    return OutRecord(orjson.dumps(value), dropped.conversation.encode(), _JSON)
+    return OutRecord(orjson.dumps(value), dropped.conversation.encode(), _DROPPED)

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _READY_SECONDS = 120.0  # imports on a starved machine
 _WALL_FACTOR = 10  # wall seconds allowed for one CPU second of the limit
+# A signal has stopped the process: it computes nothing, and the worker waits. Long enough for a Ctrl-Z taken back.
+_FROZEN_SECONDS = 10.0
 _PIPE_BYTES = 1 << 20
 _DIED = 255  # in the place of a head's status
 
@@ -64,7 +66,11 @@ class Compute(Protocol):
 
 
 class _Again(Exception):
-    """The process died of another's batch: this one just goes again."""
+    """The process died of another's batch, or of none: this one just goes again."""
+
+
+class _Frozen(Exception):
+    """A signal has stopped the process: no batch is to blame."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -88,15 +94,7 @@ class ProcessCompute:
         """Starts the process, a few times if need be. Raises `SettingError` where a handler cannot be
         built, `HandlerNotStarted` where the process dies."""
         for wait_seconds in (0.1, 1.0, 5.0, None):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "megaflow_stream.processing.compute_process",
-                self._argument,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=1 << 24,
-            )
+            process = await self._spawned()
             assert process.stdout is not None
             assert process.stdin is not None
             try:
@@ -106,8 +104,9 @@ class ProcessCompute:
             except (asyncio.IncompleteReadError, TimeoutError):
                 _kill(process)
                 status, said = _DIED, f"the compute process does not start (exit status {await process.wait()})"
-            except BaseException:  # the caller's partition was revoked: nobody would know of this process
+            except BaseException:  # the caller is gone: nobody would know of this process
                 _kill(process)
+                process._transport.close()  # type: ignore[attr-defined]
                 raise
             if status == DONE:
                 break
@@ -124,6 +123,33 @@ class ProcessCompute:
                 fcntl.fcntl(transport.get_extra_info("pipe").fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._process, self._waiting, self._asked = process, collections.deque(), asyncio.Event()
         self._reader = asyncio.create_task(self._read(process, self._waiting, self._asked))
+
+    async def _spawned(self) -> asyncio.subprocess.Process:
+        """A new process; none where the caller is cancelled meanwhile."""
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "megaflow_stream.processing.compute_process",
+                self._argument,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=1 << 24,
+            )
+        )
+        try:
+            return await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            process = await spawning
+            _kill(process)
+            process._transport.close()  # type: ignore[attr-defined]
+            raise
+
+    async def warm(self) -> None:
+        """Starts the process before the first batch waits for its imports."""
+        async with self._writing:
+            if self._process is None:
+                await self.start()
 
     async def call(self, number: int, batch: pa.RecordBatch, hang_seconds: float) -> Answer:
         data = encode_batch(batch)
@@ -155,21 +181,18 @@ class ProcessCompute:
         waiting: collections.deque[_Request],
         asked: asyncio.Event,
     ) -> None:
-        assert process.stdout is not None
-        why = "the compute process died"
+        why, blamed = "the compute process died", 1
         try:
             while True:
                 if not waiting:
                     asked.clear()
                     await asked.wait()
-                head = await self._timed(process, waiting[0].hang_seconds)
-                status, size = HEAD.unpack(head)
-                # A process that is frozen in the middle of its answer must not hold everybody up for ever.
-                async with asyncio.timeout(_WALL_FACTOR * waiting[0].hang_seconds):
-                    answer = await process.stdout.readexactly(size)
+                answer = await self._timed(process, waiting[0].hang_seconds)
                 request = waiting.popleft()
                 if not request.future.done():
-                    request.future.set_result((status, answer))
+                    request.future.set_result(answer)
+        except _Frozen:
+            why, blamed = "the compute process was stopped by a signal", 0
         except TimeoutError:
             why = f"the handler hung for {waiting[0].hang_seconds:g} CPU seconds"
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -182,22 +205,28 @@ class ProcessCompute:
                 log.warning("%s; it is started again", why)
             for place, request in enumerate(waiting):
                 if not request.future.done():
-                    # The first is to blame, the others just go again.
-                    request.future.set_exception(_Again() if place else HandlerDied(why))
+                    # The first may be to blame, the others just go again.
+                    request.future.set_exception(HandlerDied(why) if place < blamed else _Again())
                     request.future.exception()  # no complaint where nobody waits any more
 
-    async def _timed(self, process: asyncio.subprocess.Process, hang_seconds: float) -> bytes:
-        """The next head, or TimeoutError when it has used its CPU seconds, or ten times that in wall seconds."""
+    async def _timed(self, process: asyncio.subprocess.Process, hang_seconds: float) -> tuple[int, bytes]:
+        """The next answer; TimeoutError when it has used its CPU seconds, or ten times that in wall seconds; `_Frozen`
+        when the process is stopped."""
         assert process.stdout is not None
-        reading = asyncio.ensure_future(process.stdout.readexactly(HEAD.size))
-        begun, used = time.monotonic(), _cpu_seconds(process.pid)
+        reading = asyncio.ensure_future(_answer(process.stdout))
+        begun = awake_at = time.monotonic()
+        used = _cpu_seconds(process.pid)
         try:
             while True:
                 done, _ = await asyncio.wait([reading], timeout=min(1.0, hang_seconds / 4))
                 if done:
                     return reading.result()
-                cpu = _cpu_seconds(process.pid) - used
-                if cpu > hang_seconds or time.monotonic() - begun > _WALL_FACTOR * hang_seconds:
+                now = time.monotonic()
+                if not _is_stopped(process.pid):
+                    awake_at = now
+                elif now - awake_at > min(hang_seconds, _FROZEN_SECONDS):
+                    raise _Frozen
+                if _cpu_seconds(process.pid) - used > hang_seconds or now - begun > _WALL_FACTOR * hang_seconds:
                     raise TimeoutError
         finally:
             reading.cancel()
@@ -221,6 +250,18 @@ def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
+
+
+async def _answer(pipe: asyncio.StreamReader) -> tuple[int, bytes]:
+    status, size = HEAD.unpack(await pipe.readexactly(HEAD.size))
+    return status, await pipe.readexactly(size)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 def _cpu_seconds(pid: int) -> float:

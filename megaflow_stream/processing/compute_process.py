@@ -2,6 +2,10 @@
 
 It never sees Kafka, shares no GIL with the worker's heartbeats, and may be killed at any time. It ends when its
 stdin does, that is when its worker is gone. Its one argument is JSON: see `Work`.
+
+    stdin ── a thread reads ahead ──▶ the main thread calls the handler ──▶ a thread writes ── stdout
+
+A pipe holds 1 MiB and a batch some: without the threads the handler would wait for the worker's event loop.
 """
 
 from __future__ import annotations
@@ -9,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,19 +85,49 @@ def main() -> None:
             _write(sink, HEAD.pack(RAISED, len(text)) + text)
             sys.exit(1)
     _write(sink, HEAD.pack(DONE, 0))  # ready: only now may the clock of a request run
+    asked: queue.SimpleQueue[tuple[int, bytearray]] = queue.SimpleQueue()  # the worker sends two at the most
+    made_ready: queue.Queue[bytes] = queue.Queue()
+    threading.excepthook = _end
+    threading.Thread(target=_read_ahead, args=(source, asked), daemon=True).start()
+    threading.Thread(target=_write_behind, args=(sink, made_ready), daemon=True).start()
     while True:
-        number, size = HEAD.unpack(_read(source, HEAD.size))
-        batch = decode_batch(pa.py_buffer(_read(source, size)))
+        number, request = asked.get()
+        batch = decode_batch(pa.py_buffer(request))
         processor, handler, partitions = made[number]
+        if batch.num_rows == 1:  # tried alone: what was answered before must not be blamed if it kills the process
+            made_ready.join()
         reach("compute.before_handler", processor=processor.name)
         try:
             status, data = DONE, pack(answer_of(processor, handler(batch), partitions))
         except Exception as error:
             status, data = RAISED, f"{type(error).__name__}: {error}".encode(errors="replace")
-        _write(sink, HEAD.pack(status, len(data)))
-        _write(sink, data)
+        made_ready.put(HEAD.pack(status, len(data)))
+        made_ready.put(data)
+        if batch.num_rows == 1:  # tried alone: it must not be blamed for what kills the process after it
+            made_ready.join()
+
+
+def _end(failed: threading.ExceptHookArgs) -> None:
+    """A thread that is gone would leave the others, and the worker, waiting."""
+    traceback.print_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    os._exit(1)
+
+
+def _read_ahead(source: Any, asked: queue.SimpleQueue[tuple[int, bytearray]]) -> None:
+    while True:
+        number, size = HEAD.unpack(_read(source, HEAD.size))
+        asked.put((number, _read(source, size)))
+
+
+def _write_behind(sink: Any, made_ready: queue.Queue[bytes]) -> None:
+    while True:
+        try:
+            _write(sink, made_ready.get())
+        except OSError:
+            os._exit(0)  # the worker is gone
+        made_ready.task_done()
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError):  # at the first word already
         main()

@@ -23,7 +23,6 @@ from megaflow_stream.processing.member import Member, Options
 
 log = logging.getLogger(__name__)
 _BACKLOG_SECONDS = 1.0
-_ENDS_SECONDS = 5.0
 _STATUS_SECONDS = 1.0
 _FETCH_BYTES = 1 << 20
 _LIMIT = "max.message.bytes"
@@ -70,6 +69,8 @@ class Engine:
                 ]
                 watchers += [group.create_task(self._ends(member)) for member in self.members]
                 watchers.append(group.create_task(self._report()))
+                if isinstance(compute, ProcessCompute):
+                    watchers.append(group.create_task(compute.warm()))
                 runs = [group.create_task(member.run(stop)) for member in self.members]
                 await asyncio.wait(runs, return_when=asyncio.ALL_COMPLETED)
                 for watcher in watchers:
@@ -132,11 +133,13 @@ class Engine:
     async def _ends(self, member: Member) -> None:
         while True:
             with contextlib.suppress(MegaflowError):  # records in hand are seen without asking
-                await member.look()
-            await asyncio.sleep(min(_ENDS_SECONDS, self.options.stuck_seconds / 2))
+                await member.liveness.look()
+            await asyncio.sleep(member.liveness.look_seconds)
 
     async def _report(self) -> None:
-        """Status once a second; tells slow (the handler computes) from stuck, and names the partition."""
+        """Status once a second; tells slow (the handler computes) from stuck, and names the partition.
+
+        Raises `Stuck` for one that stands still."""
         used, at, done = 0.0, time.monotonic(), 0
         told: set[str] = set()
         while True:
@@ -144,7 +147,7 @@ class Engine:
             assert self.compute is not None
             cpu, now = self.compute.cpu_seconds(), time.monotonic()
             total = sum(member.records_done for member in self.members)
-            late = {tp: age for member in self.members for tp, age in member.stuck().items()}
+            late = {tp: age for member in self.members for tp, age in member.liveness.late().items()}
             # A compute process that has died and was started again begins at 0.
             computing = (cpu - used if cpu >= used else cpu) > 0.05 * (now - at)
             for tp in late.keys() - told:

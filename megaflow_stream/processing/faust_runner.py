@@ -2,8 +2,9 @@
 
 Faust gives the table with its recovery, and batches by `noack_take`, acknowledged only after `StatisticsAgent.take`.
 What is worked around: its consumer reads aborted records unless the app is "exactly once", whose faults are many, so
-only the consumer's isolation is set here; an agent's error starts the agent again and may leave exit code 0, so it is
-caught and ends the process; a stop that does not end is cut, which loses nothing.
+only the consumer's isolation is set here; records that came before a table was restored are lost, so none comes then;
+an agent's error starts the agent again and may leave exit code 0, so it is caught and ends the process; a stop that
+does not end is cut, which loses nothing.
 
     python -m megaflow_stream.processing.faust_runner BOOTSTRAP_SERVERS
 """
@@ -25,12 +26,10 @@ import faust
 from faust.transport.drivers import aiokafka as driver
 
 from megaflow_stream import logs
-from megaflow_stream.bus import Bus, TopicPartition, connect
+from megaflow_stream.bus import Bus, connect
 from megaflow_stream.bus.failure import calm
 from megaflow_stream.bus.security import Security
-from megaflow_stream.clock import SystemClock
 from megaflow_stream.errors import MegaflowError, SettingError
-from megaflow_stream.observe.lag import Follower, measure
 from megaflow_stream.observe.status import StatusWriter
 from megaflow_stream.processing.statistics_agent import Arrived, StatisticsAgent, StatisticsTopics
 
@@ -40,8 +39,6 @@ BATCH_RECORDS = 1000
 BATCH_SECONDS = 0.1
 STOP_SECONDS = 4.0
 RESTORE_SECONDS = 60.0
-WATCH_SECONDS = 5.0
-STALL_SECONDS = 20.0
 EXIT_SECONDS = 9.0  # after SIGTERM, whatever hangs
 
 
@@ -61,9 +58,48 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         calm(consumer._client)
         return consumer
 
+    async def _fetch_records(
+        self,
+        consumer: Any,
+        active_partitions: set[Any],
+        timeout: float | None = None,
+        max_records: int | None = None,
+    ) -> dict[Any, list[Any]]:
+        """The next records of the active partitions; the position of every other one stays where it is.
+
+        Faust drops what comes from the others and does not go back, and when none is active aiokafka gives all.
+        """
+        found = await super()._fetch_records(consumer, active_partitions, timeout, max_records)
+        active = set(active_partitions) if self.consumer.flow_active else set()
+        for partition in found.keys() - active:
+            consumer.seek(partition, found[partition][0].offset)
+        return {partition: records for partition, records in found.items() if partition in active}
+
 
 class _Consumer(driver.Consumer):
+    """Faust's consumer, which loses no record when a table has been restored, and commits past transaction markers.
+
+    Faust lets the partitions be read, seeks them to what was committed, and then resumes the flow, which empties the
+    queue of the agent: what had come into it by then would be gone. So they are read from the last step on.
+    """
+
     logger = driver.logger
+
+    def _reset_state(self) -> None:
+        super()._reset_state()
+        self._resuming: set[Any] = set()
+
+    def pause_partitions(self, tps: Any) -> None:
+        self._resuming -= set(tps)
+        super().pause_partitions(tps)
+
+    def resume_partitions(self, tps: Any) -> None:
+        self._resuming |= set(tps)
+
+    def resume_flow(self) -> None:
+        super().resume_partitions(self._resuming)
+        self._resuming = set()
+        super().resume_flow()
 
     def _new_offset(self, tp: Any) -> int | None:
         """The next offset to commit: past the last acknowledged one, for the agent acknowledges in order.
@@ -172,7 +208,6 @@ async def _run_app(
             await asyncio.Event().wait()  # Faust would start the agent again
 
     restored: asyncio.TimerHandle | None = None
-    watching = asyncio.ensure_future(_watch(bus, topics, agent, failed))
 
     def restoring() -> None:
         if app.in_recovery and not failed.done():
@@ -213,42 +248,9 @@ async def _run_app(
         await status.update("stopping")
     finally:
         ended.cancel()
-        watching.cancel()
         if restored is not None:
             restored.cancel()
         await asyncio.gather(_stop(app, starting), agent.close())
-
-
-async def _watch(bus: Bus, topics: StatisticsTopics, agent: StatisticsAgent, failed: asyncio.Future[None]) -> None:
-    """Ends the agent when Faust's consumer has stalled in silence: a partition has unread records, and gives none."""
-    since: dict[int, tuple[int, float]] = {}
-    clock = SystemClock()
-    while not failed.done():
-        await clock.sleep(WATCH_SECONDS)
-        try:
-            committed = await bus.committed(topics.app)
-            positions = {p: max(offset, agent.positions.get(p.partition, 0)) for p, offset in committed.items()}
-            positions |= {TopicPartition(topics.source, p): o for p, o in agent.positions.items()}
-            found = await measure(bus, [Follower(group=topics.app, topics=[topics.source], positions=positions)])
-        except MegaflowError as error:
-            log.info("the position cannot be seen now: %s", error)
-            since.clear()
-            continue
-        for lag in found:
-            position, now = lag.position or 0, clock.monotonic()
-            stood, at = since.get(lag.partition, (-1, now))
-            if not lag.records or position != stood or agent.busy:
-                since[lag.partition] = (position, now)
-            elif now - at > STALL_SECONDS and not failed.done():
-                failed.set_exception(
-                    MegaflowError(
-                        f"the consumer has stalled: {lag.records} records wait, and none came for {now - at:.0f} s",
-                        hint="the process ends, and reads on when it is started again",
-                        topic=lag.topic,
-                        partition=lag.partition,
-                        offset=position,
-                    )
-                )
 
 
 async def _first(stop: asyncio.Event, failed: asyncio.Future[None]) -> None:

@@ -22,6 +22,7 @@ from megaflow_stream.errors import BusError, MegaflowError, RecordsExpired, Sett
 from megaflow_stream.processing.batch import Batch
 from megaflow_stream.processing.compute import Compute
 from megaflow_stream.processing.frames import Answer
+from megaflow_stream.processing.liveness import Liveness
 from megaflow_stream.processing.partition import Partition
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 class Options:
     """How a worker keeps its membership. Kafka's own names and defaults, in seconds.
 
-    stuck_seconds: readable records, and no offset moved for so long, is stuck.
+    stuck_seconds: a partition with readable records of which no offset moved for so long is told; after twice as long
+        in which nothing explains it (see `liveness`) the worker ends.
     """
 
     session_seconds: float = 10.0
@@ -65,8 +67,7 @@ class Member:
         self.tasks: set[asyncio.Task[None]] = set()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.records_done = self.transactions = self.rejected = self.dropped = 0
-        self.ends: Mapping[TopicPartition, int] = {}
-        self._stood: dict[TopicPartition, tuple[Partition, int, float]] = {}
+        self.liveness = Liveness(self)
 
     async def call(self, batch: pa.RecordBatch) -> Answer:
         return await self.compute.call(self.number, batch, self.processor.hang_seconds)
@@ -169,25 +170,3 @@ class Member:
         await self.reader.close()
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=6.0)
-
-    async def look(self) -> None:
-        """Asks where the partitions of this member end: what `stuck` compares to."""
-        self.ends = await self.bus.end_offsets(list(self.parts))
-
-    def stuck(self) -> dict[str, float]:
-        """Partitions with readable records of which no offset has moved for `stuck_seconds`, and for how many.
-
-        Records that are not fetched because of the backlog downstream wait on purpose. A partition that cannot even
-        begin, or whose transactions fail again and again, does not move either."""
-        now = time.monotonic()
-        found: dict[str, float] = {}
-        stood, self._stood = self._stood, {}
-        for tp, part in self.parts.items():
-            behind = part.ready and not self.held_back and part.committed < self.ends.get(tp, 0)
-            before, moves, since = stood.get(tp, (part, -1, now))
-            if before is not part or moves != part.moves or not (part.bytes_in_flight or behind or not part.ready):
-                since = now
-            self._stood[tp] = (part, part.moves, since)
-            if now - since > self.options.stuck_seconds:
-                found[f"{tp.topic}/{tp.partition}"] = now - since
-        return found

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megaflow_stream.bus.api import OutRecord, Producer, Record, TopicPartition
-from megaflow_stream.definitions.processor import Rejected
-from megaflow_stream.errors import BusError, Fenced, RecordsExpired, SettingError
+from megaflow_stream.errors import BusError, Damaged, Fenced, MegaflowError, RecordsExpired, SettingError
 from megaflow_stream.faults import reach
 from megaflow_stream.observe.lag import record_bytes
 from megaflow_stream.processing.attempts import attempt
@@ -41,6 +40,10 @@ log = logging.getLogger(__name__)
 
 _RECORD_BYTES = 100  # what a record without a value takes in memory: never nothing
 _COMMIT_GRACE_SECONDS = 10.0
+
+
+class OffsetsLost(MegaflowError):
+    """The group has no offset where its state says that it had one: every record would be processed again."""
 
 
 @dataclass(slots=True)
@@ -59,13 +62,15 @@ class Partition:
         self.member, self.processor, self.tp = member, member.processor, tp
         self.task: asyncio.Task[None] | None = None
         self.moves = 0  # transactions of this assignment, through all that was thrown away
+        self.trouble = ""  # the last thing that went wrong since the last of them
+        self._restored = 0
         self.broken = asyncio.Event()
         self.producer: Producer | None = None
         self.committing = asyncio.Lock()
         self.reset()
 
     def reset(self) -> None:
-        self.ready = False
+        self.ready = self.calling = False
         self.state: DedupState | None = None
         self.next_offset = self.covered = self.committed = 0
         self.bytes_in_flight, self.full = 0, False
@@ -88,6 +93,7 @@ class Partition:
         reach("worker.after_init", processor=self.processor.name, partition=tp.partition)
         offset = await member.reader.committed(tp)  # 3
         begin = (await member.bus.begin_offsets([tp]))[tp]
+        known = offset is not None
         if offset is None:
             offset = begin
         elif offset < begin:
@@ -98,19 +104,39 @@ class Partition:
                 partition=tp.partition,
             )
         if self.processor.state is not None:  # 4
-            self.state = await restore(member.bus, TopicPartition(self.processor.state.changelog, tp.partition))
+            self.state = DedupState()
+            await restore(member.bus, TopicPartition(self.processor.state.changelog, tp.partition), self.state)
+            if not known and self.state:
+                raise self._lost(self.processor.state.changelog, self.state)
         self.next_offset = self.covered = self.committed = offset
         member.reader.seek(tp, offset)  # 5
         self.ready = True
         member.set_flow(self)  # 6
         log.info(
-            "%s %s/%d from offset %d%s",
+            "%s %s/%d from offset %d%s%s",
             self.processor.name,
             tp.topic,
             tp.partition,
             offset,
+            "" if known else ", the first there is: nothing was committed",
             f", {len(self.state)} keys restored" if self.state is not None else "",
         )
+
+    def _lost(self, changelog: str, state: DedupState) -> OffsetsLost:
+        return OffsetsLost(
+            f"{self.processor.group} has no committed offset, and its state was made before offset {state.end}",
+            hint=f"all would be processed again. Give the group that offset: kafka-consumer-groups.sh --reset-offsets "
+            f"--to-offset {state.end}; or, to process all again, delete the records of {changelog}. A broker forgets "
+            f"the offsets of a group without workers after its offsets.retention.minutes",
+            topic=self.tp.topic,
+            partition=self.tp.partition,
+        )
+
+    def progress(self) -> int:
+        """Grows with each transaction, and while the state is read for the first time."""
+        if not self.ready and self.state is not None:
+            self._restored = max(self._restored, self.state.written)
+        return self.moves + self._restored
 
     def put(self, records: Sequence[Record]) -> None:
         """Takes what a fetch brought, unless it was fetched before the seek.
@@ -125,7 +151,7 @@ class Partition:
             return
         self.next_offset = records[-1].offset + 1
         self.idle_position = None
-        size = sum(record_bytes(r) for r in records) + _RECORD_BYTES * len(records)
+        size = sum(map(record_bytes, records)) + _RECORD_BYTES * len(records)
         self.bytes_in_flight += size
         self.queue.append(Fetched(records, size, time.monotonic()))
         self.arrived.set()
@@ -152,7 +178,7 @@ class Partition:
                     group.create_task(self._process())
                     group.create_task(self._commits())
                     group.create_task(self._breaks())
-            except* (RecordsExpired, SettingError, HandlerNotStarted):
+            except* (RecordsExpired, OffsetsLost, Damaged, SettingError, HandlerNotStarted):
                 raise
             except* Exception as errors:
                 self.ready = False
@@ -160,10 +186,11 @@ class Partition:
                 if self.moves > moves:
                     pause_seconds, failures, moves = 0.2, 0, self.moves
                 failures += 1
+                self.trouble = _told(causes[0])
                 # The 1st, 2nd, 4th, 8th: a broker that is away for an hour fills no log.
                 if not failures & (failures - 1):
                     again = f" ({failures} times now)" if failures > 1 else ""
-                    log.warning("%s %s/%d thrown away%s: %s", self.processor.name, *self.tp, again, _told(causes[0]))
+                    log.warning("%s %s/%d thrown away%s: %s", self.processor.name, *self.tp, again, self.trouble)
                 await self.close()
                 # Fenced: either this worker is a zombie, and the next heartbeat revokes the partition, or its
                 # transaction was timed out. It must not fence the rightful owner: a heartbeat comes first.
@@ -208,20 +235,33 @@ class Partition:
             records, size = await self._take()
             batch = Batch(begin=self.covered, end=records[-1].offset + 1, size_bytes=size, records=len(records))
             self.covered = batch.end
-            keep: Sequence[Record] = records
-            if self.state is not None:
+            if self.state is None:
+                await self._call(batch, records)
+            else:
+                entries = b""
                 keep, duplicates = self.state.fresh(records)
+                while keep:
+                    await self._call(batch, keep)
+                    rejected = {record.offset for record, _, _ in batch.rejected}
+                    entries += self.state.entries(keep, rejected)
+                    # The copies of a rejected record have waited for it.
+                    keep, duplicates = self.state.fresh(duplicates) if rejected else ([], duplicates)
                 batch.duplicates(duplicates)
-            if keep:
-                for rows, answer, error in await attempt(self.member, self.processor, self.tp, keep):
-                    if answer is not None:
-                        batch.add(answer, {r.offset: r for r in rows})
-                    else:
-                        batch.reject(rows[0], Rejected(rows[0].offset, error), self.processor.tries)
-            if self.state is not None:
-                batch.changelog = self.state.entries(keep, {record.offset for record, _, _ in batch.rejected})
+                batch.changelog = self.state.logged(entries, batch.end)
             self.pending.append(batch)
             self.due.set()
+
+    async def _call(self, batch: Batch, records: Sequence[Record]) -> None:
+        self.calling = True
+        try:
+            outcomes = await attempt(self.member, self.processor, self.tp, records)
+        finally:
+            self.calling = False
+        for rows, answer, error in outcomes:
+            if answer is not None:
+                batch.add(answer, rows)
+            else:
+                batch.reject(rows[0], error, self.processor.tries)
 
     async def _commits(self) -> None:
         """One transaction an interval, begun only after the handlers of its batches have returned."""
@@ -256,7 +296,8 @@ class Partition:
         sent: list[asyncio.Future[object]] = []
         out: dict[tuple[str, int], list[OutRecord]] = {}
         for batch in batches:
-            for (topic, partition), records in batch.outputs(self.processor, tp, self.member.partitions).items():
+            made = batch.outputs(self.processor, tp, self.member.partitions, self.member.limits)
+            for (topic, partition), records in made.items():
                 out.setdefault((topic, partition), []).extend(records)
         for (topic, partition), records in out.items():
             sent += await producer.send_many(topic, partition, records)
@@ -267,6 +308,7 @@ class Partition:
         reach("worker.after_commit", processor=name, partition=tp.partition)
         self.committed = next_offset
         self.moves += 1
+        self.trouble = ""
 
     async def give_up(self) -> None:
         """Lets a running transaction end, throws the rest away. Bounded: a revoke waits for it."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from megaflow_stream.bus.api import Bus, Headers, OutRecord, Producer
+from megaflow_stream.bus.api import Bus, Headers, OutRecord, Producer, json_headers
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.errors import BadRecord, Fenced, MegaflowError
 from megaflow_stream.observe.scan import scan
@@ -33,6 +33,7 @@ from megaflow_stream.processing.statistics import Counted, Outcome, Totals
 
 log = logging.getLogger(__name__)
 
+_HEADERS = json_headers("megaflow.dataset-statistics/1")
 TRIES = 6  # of one batch while the broker fails, with pauses of 0.2 s, doubled: 6 s in all
 
 
@@ -77,8 +78,6 @@ class StatisticsAgent:
     ) -> None:
         self.bus, self.topics, self.table, self.flush, self.status = bus, topics, table, flush, status
         self.clock = clock or SystemClock()
-        self.positions: dict[int, int] = {}  # by partition, past the last record taken
-        self.busy = False
         self._owner: Producer | None = None
         self._own_again = False
         self._served: dict[str, Totals] = {}
@@ -92,15 +91,6 @@ class StatisticsAgent:
     async def take(self, records: Sequence[Arrived]) -> None:
         """Adds and serves a batch. Raises `Fenced` when another agent has taken over, and what trying did not help;
         then nothing of the batch may be acknowledged."""
-        self.busy = True
-        try:
-            await self._try(records)
-        finally:
-            self.busy = False
-        for record in records:
-            self.positions[record.partition] = record.offset + 1
-
-    async def _try(self, records: Sequence[Arrived]) -> None:
         for attempt in range(TRIES):
             try:
                 await self._take(records)
@@ -143,7 +133,9 @@ class StatisticsAgent:
         await owner.begin()
         sent: list[asyncio.Future[Any]] = []
         for key, document in documents.items():
-            sent.append(await owner.send(self.topics.served, orjson.dumps(document), key=key.encode()))
+            sent.append(
+                await owner.send(self.topics.served, orjson.dumps(document), key=key.encode(), headers=_HEADERS)
+            )
         sent += [await self._send_letter(owner, record, error) for record, error in letters]
         await owner.commit(sent)
         self._served.update(changed)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from megaflow_stream.bus.api import Headers, OutRecord
+from megaflow_stream.bus.api import Headers, OutRecord, Record
 from megaflow_stream.definitions.processor import Dropped, Handler, Processor, Rejected, Statistic
 from megaflow_stream.processing.compute import HandlerRaised
 from megaflow_stream.processing.dedup_state import DedupState
@@ -58,17 +58,20 @@ def run_processor(
         for offset, (key, value, headers) in enumerate(records)
     ]
     for begin in range(0, len(given), processor.batch_records):
-        batch = given[begin : begin + processor.batch_records]
+        keep: Sequence[Record] = given[begin : begin + processor.batch_records]
+        duplicates: Sequence[Record] = []
         if state is not None:
-            batch, duplicates = state.fresh(batch)  # type: ignore[assignment]
-            for record in duplicates:
-                conversation = dict(record.headers).get("conversation", b"").decode(errors="replace")
-                outcome.dropped.append(Dropped(record.offset, conversation, "duplicate"))
-        rejected = len(outcome.rejected)
-        if batch:
-            _call(processor, handler, batch, outcome)
-        if state is not None:
-            state.entries(batch, {found.offset for found in outcome.rejected[rejected:]})
+            keep, duplicates = state.fresh(keep)
+        while keep:
+            rejected = len(outcome.rejected)
+            _call(processor, handler, keep, outcome)
+            if state is None:
+                break
+            state.entries(keep, {found.offset for found in outcome.rejected[rejected:]})
+            keep, duplicates = state.fresh(duplicates)
+        for record in duplicates:
+            conversation = dict(record.headers).get("conversation", b"").decode(errors="replace")
+            outcome.dropped.append(Dropped(record.offset, conversation, "duplicate"))
     return outcome
 
 
@@ -94,7 +97,7 @@ class LocalCompute:
         """Holds nothing."""
 
 
-def _call(processor: Processor, handler: Handler, records: Sequence[MemoryRecord], outcome: Outcome) -> None:
+def _call(processor: Processor, handler: Handler, records: Sequence[Record], outcome: Outcome) -> None:
     batch = input_batch(processor, records, processor.source, records[0].partition)
     try:
         result = handler(batch)

@@ -118,6 +118,6 @@ class MemoryProducer:
         if record.size_bytes > limit:
             raise BusError(
                 f"a record was not acknowledged: its {record.size_bytes} bytes are more than the {limit} of the topic",
-                hint="raise max_message_bytes in the topic's YAML",
+                hint="raise `max_message` in the topic's YAML, then `megaflow topics apply`",
                 topic=record.topic,
             )

@@ -62,7 +62,7 @@ async def test_a_record_that_is_too_large_fails_alone(place):
     with pytest.raises(BusError) as caught:
         await too_large
     assert not caught.value.retriable
-    assert "max_message_bytes" in caught.value.hint
+    assert "`max_message`" in caught.value.hint
     assert caught.value.where["topic"] == topic
     await (await producer.send(topic, b"small", partition=0))
     assert [r.value for r in await place.read(topic)] == [b"small"]

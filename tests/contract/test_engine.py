@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from megaflow_stream.definitions.processor import Processor
 from megaflow_stream.errors import Fenced
 from megaflow_stream.processing.engine import Engine
 from megaflow_stream.processing.member import Options
+from megaflow_stream.processing.partition import OffsetsLost
 from megaflow_stream.testing import LocalCompute
 from tests.contract.place import Place
 from tests.engine_cases.case import Case
@@ -94,6 +95,20 @@ async def test_state_is_restored(trial: Trial) -> None:
     for seed in (1, 2):
         await trial.case.load(trial.place.bus, 300, seed=seed, repeats=0.3)
         await trial.run("dedup")
+    assert await trial.case.problems(trial.place.bus, dedup=True) == []
+
+
+async def test_a_state_without_offsets_is_refused(trial: Trial) -> None:
+    await trial.case.load(trial.place.bus, 100)
+    await trial.run("dedup")
+    # Another group, the same state.
+    forgotten = replace(trial.processor("dedup"), name=f"{trial.case.prefix}-forgotten")
+    engine = Engine(
+        trial.place.bus, [(DECLARED, forgotten)], options=OPTIONS, compute=LocalCompute([forgotten], trial.partitions)
+    )
+    with pytest.raises(OffsetsLost, match=f"{forgotten.group} has no committed offset"):
+        async with asyncio.timeout(30):
+            await engine.run(asyncio.Event())
     assert await trial.case.problems(trial.place.bus, dedup=True) == []
 
 

@@ -16,6 +16,7 @@ from megaflow_stream.bus import Bus, connect
 from megaflow_stream.definitions.loading import definitions
 from megaflow_stream.definitions.processor import Processor
 from megaflow_stream.errors import NotFound
+from megaflow_stream.observe.dead_letters import show_letter
 from megaflow_stream.processing.engine import Engine
 from megaflow_stream.processing.member import Options
 from tests.engine_cases.case import Case
@@ -76,10 +77,11 @@ async def test_state_survives_a_restart(bus: Bus, case: Case, tmp_path: Path) ->
     assert await case.problems(bus, dedup=True) == []
 
 
+@pytest.mark.timeout(300)
 async def test_bad_records_and_only_those_are_dead_letters(bus: Bus, case: Case, tmp_path: Path) -> None:
     await case.create(bus)
     await case.load(bus, 600, special={50: "HANG", 51: "RAISE", 301: "DIE", 304: "RAISE"})
-    await run_until_done(bus, case, [declared(case, "plain", tmp_path)], limit=120)
+    await run_until_done(bus, case, [declared(case, "plain", tmp_path)], limit=240)
     assert await case.problems(bus, dedup=False) == []
 
 
@@ -96,3 +98,20 @@ async def test_an_idle_worker_ends_at_once(bus: Bus, case: Case, tmp_path: Path)
 def test_declarations_are_not_on_the_path() -> None:
     assert importlib.util.find_spec("declared") is None
     assert "ENGINE_CASE_PREFIX" not in os.environ
+
+
+@pytest.mark.parametrize("name", ["plain", "dedup"])
+async def test_a_dead_letter_larger_than_its_topic_takes_is_cut(
+    bus: Bus, case: Case, tmp_path: Path, name: str
+) -> None:
+    await case.create(bus)
+    await bus.alter_topic(f"{case.prefix}.dlq", {"max.message.bytes": "200000"})
+    await case.load(bus, 50)
+    producer = await bus.producer()
+    value = b'{"n": 99, "body": "RAISE%s"}' % (b"x" * 400_000)
+    await (await producer.send(f"{case.prefix}.in", value, partition=0, key=b"big"))
+    await producer.close()
+    await run_until_done(bus, case, [declared(case, name, tmp_path)])
+    letter = await show_letter(bus, 0, 0, topic=f"{case.prefix}.dlq")
+    assert letter["headers"]["value-bytes"] == str(len(value))
+    assert 190_000 < len(letter["value"]) < 200_000

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,35 +12,18 @@ from typing import Any
 import psutil
 import pytest
 
-from megaflow_stream.bus import Producer, TopicPartition, connect
-from megaflow_stream.definitions.loading import definitions
+from megaflow_stream.bus import TopicPartition, connect
 from megaflow_stream.definitions.processor import Backlog, Dropped, Processor, Rejected, Result, Statistic
-from megaflow_stream.errors import ServiceUnreachable
-from megaflow_stream.observe.status import StatusWriter, read_status
+from megaflow_stream.observe.status import StatusWriter
 from megaflow_stream.processing import engine as engines
+from megaflow_stream.processing import liveness
 from megaflow_stream.processing.engine import Engine, backlog_bytes
-from megaflow_stream.processing.member import Member, Options
+from megaflow_stream.processing.member import Options
 from megaflow_stream.testing import MemoryBus, MemoryCluster, create_topics, drive
 from megaflow_stream.testing.log import MemoryRecord
 from megaflow_stream.testing.reader import MemoryReader
 from tests.engine_cases.case import Case
-from tests.engine_cases.gate import Gate
-
-DECLARED = Path(__file__).parents[1] / "engine_cases" / "declared.py"
-OPTIONS = Options(heartbeat_seconds=0.02, idle_commit_seconds=0.02, stuck_seconds=0.3)
-
-
-async def until(true: Callable[[], bool], limit_seconds: float = 20.0) -> None:
-    async with asyncio.timeout(limit_seconds):
-        while not true():
-            await asyncio.sleep(0.01)
-
-
-def declared(case: Case, name: str, folder: Path) -> tuple[Path, Processor]:
-    path = folder / f"declared_{case.prefix.replace('.', '_')}.py"
-    path.write_text(DECLARED.read_text())
-    (found,) = [p for p in definitions(path, Processor) if p.name.endswith(name)]
-    return path, found
+from tests.engine_cases.gate import declared, finished, until, worker
 
 
 @pytest.fixture
@@ -50,48 +31,6 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Case:
     prefix = f"flow.{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("ENGINE_CASE_PREFIX", prefix)
     return Case(prefix, partitions=2)
-
-
-@dataclass
-class Worker:
-    """A worker on a cluster in memory, whose handlers wait at a gate."""
-
-    engine: Engine
-    gate: Gate
-    task: asyncio.Task[None]
-
-    @property
-    def member(self) -> Member:
-        return self.engine.members[0]
-
-    def paused(self) -> set[TopicPartition]:
-        reader: Any = self.member.reader
-        return set(reader._paused)
-
-    def ready(self) -> bool:
-        """Whether every partition is in hand."""
-        parts = self.engine.members[0].parts if self.engine.members else {}
-        return len(parts) == 2 and all(part.ready for part in parts.values())
-
-
-@asynccontextmanager
-async def worker(bus: Any, processor: Processor, partitions: int = 2, **options: Any) -> AsyncIterator[Worker]:
-    gate = Gate([processor], {sink.topic: partitions for sink in processor.sinks})
-    engine, stop = Engine(bus, [(DECLARED, processor)], options=OPTIONS, compute=gate, **options), asyncio.Event()
-    task = asyncio.create_task(engine.run(stop))
-    try:
-        yield Worker(engine, gate, task)
-    finally:
-        gate.open.set()
-        stop.set()
-        await asyncio.wait_for(task, 20)
-
-
-async def finished(case: Case, cluster: MemoryCluster, processor: Processor) -> None:
-    async with asyncio.timeout(30):
-        while not await case.done(cluster.bus(), processor.group):
-            await asyncio.sleep(0.01)
-    assert await case.problems(cluster.bus(), dedup=False) == []
 
 
 @pytest.mark.timeout(300)
@@ -175,7 +114,7 @@ async def test_the_backlog_downstream_holds_back_and_lets_go(
         cluster.inject.rebalance(processor.group)
         await until(lambda: running.ready() and running.member.parts != before)
         assert running.paused() == set(running.member.parts)  # derived again
-        assert running.member.stuck() == {}
+        assert running.member.liveness.late() == {}
         await case.load(cluster.bus(), 1000, seed=2)
         async with asyncio.timeout(30):
             while not await case.done(cluster.bus(), processor.group):
@@ -206,81 +145,6 @@ async def test_a_backlog_is_measured_in_bytes_from_the_groups_position() -> None
     assert await backlog_bytes(bus, backlog) == 1000
     await commit(bus, backlog.group, {second: 50})
     assert await backlog_bytes(bus, backlog) == 0
-
-
-async def test_slow_is_told_from_stuck_and_the_partition_is_named(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(engines, "_STATUS_SECONDS", 0.02)
-    monkeypatch.setattr("megaflow_stream.observe.status.EVERY_SECONDS", 0.02)
-    cluster, (_, processor) = MemoryCluster({"status": 1, "status.events": 1}), declared(case, "plain", tmp_path)
-    await case.create(cluster.bus())
-    await case.load(cluster.bus(), 100)
-    one, other = (f"{case.prefix}.in/{number}" for number in range(2))
-
-    async def shows(name: str, partitions: set[str]) -> None:
-        async with asyncio.timeout(20):
-            while True:
-                found = (await read_status(cluster.bus())).get("worker/1", {})
-                if set(found.get(name, ())) == partitions:
-                    return
-                await asyncio.sleep(0.02)
-
-    async with (
-        StatusWriter(cluster.bus(), "worker/1", "worker") as status,
-        worker(cluster.bus(), processor, status=status) as running,
-    ):
-        await shows("stuck", {one, other})
-        assert f"{one} has not moved" in caplog.text
-        assert "stuck, nothing computes" in caplog.text
-        running.gate.computing = True
-        await shows("slow", {one, other})
-        await shows("stuck", set())
-        running.gate.computing = False
-        running.gate.open.set()
-        await finished(case, cluster, processor)
-        await shows("slow", set())
-        await shows("stuck", set())
-        # A consumer that stalls in silence: nothing is in hand, and records wait.
-        running.member.reader.pause(TopicPartition(f"{case.prefix}.in", 1))
-        await case.load(cluster.bus(), 50, seed=2)
-        await shows("stuck", {other})
-        running.member.reader.resume(TopicPartition(f"{case.prefix}.in", 1))
-        await finished(case, cluster, processor)
-        await shows("stuck", set())
-
-
-class Refusing:
-    """A bus that starts no producer of one id."""
-
-    def __init__(self, bus: MemoryBus, transactional_id: str) -> None:
-        self.bus, self.transactional_id, self.refused = bus, transactional_id, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.bus, name)
-
-    async def producer(self, transactional_id: str | None = None, **options: Any) -> Producer:
-        if transactional_id == self.transactional_id:
-            self.refused += 1
-            raise ServiceUnreachable("no coordinator")
-        return await self.bus.producer(transactional_id, **options)
-
-
-async def test_a_partition_that_cannot_begin_is_stuck_and_fills_no_log(
-    case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster, (_, processor) = MemoryCluster(), declared(case, "plain", tmp_path)
-    monkeypatch.setattr(engines, "_STATUS_SECONDS", 0.02)
-    await case.create(cluster.bus())
-    await case.load(cluster.bus(), 100)
-    refusing = Refusing(cluster.bus(), f"{processor.group}.{case.prefix}.in.1")
-    async with worker(refusing, processor) as running:
-        running.gate.open.set()
-        await until(lambda: f"{case.prefix}.in/1 has not moved" in caplog.text)
-        await until(lambda: refusing.refused >= 4)
-        assert caplog.text.count("thrown away") <= 3  # of the 1st, 2nd and 4th time
-        refusing.transactional_id = ""
-        await finished(case, cluster, processor)
 
 
 async def test_records_without_a_value_are_in_flight_too() -> None:
@@ -368,7 +232,7 @@ async def test_ten_thousand_idle_rounds_take_no_memory(case: Case, tmp_path: Pat
     monkeypatch.setattr(MemoryReader, "fetch", at_once)
     monkeypatch.setattr(engines, "_STATUS_SECONDS", 0.001)
     monkeypatch.setattr(engines, "_BACKLOG_SECONDS", 0.001)
-    monkeypatch.setattr(engines, "_ENDS_SECONDS", 0.001)
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.001)
     backlog = Backlog(topic=f"{case.prefix}.out", group="megaflow.train.none", high_bytes=1 << 30, low_bytes=1 << 20)
     async with (
         StatusWriter(cluster.bus(), "worker/1", "worker") as status,

@@ -122,8 +122,8 @@ class _Handler:
         )
         if conversation.dataset not in self.options.datasets:
             raise BadRecord(
-                f"no topic is declared for the dataset {conversation.dataset!r}; declare it in topics/ and in the "
-                f"processor's datasets, which are {', '.join(self.options.datasets)}, then replay this record"
+                f"no topic is declared for the dataset {conversation.dataset!r}; declare it in topics/ and in "
+                f"`datasets` of pipeline.yaml, which are {', '.join(self.options.datasets)}, then replay this record"
             )
         return conversation
 
