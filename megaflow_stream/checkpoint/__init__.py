@@ -5,7 +5,8 @@ checkpoint into a model).
 """
 
 from megaflow_stream.checkpoint import alias, names
-from megaflow_stream.checkpoint.head import Head, head
+from megaflow_stream.checkpoint.head import Head, head, take_over
+from megaflow_stream.checkpoint.hold import Hold
 from megaflow_stream.checkpoint.manifest import Manifest, ManifestRef
 from megaflow_stream.checkpoint.prune import Pruned, prune
 from megaflow_stream.checkpoint.reader import Loaded, Skipped, chain, load, read_manifest, resolve
@@ -19,6 +20,7 @@ __all__ = [
     "MODEL",
     "CheckpointWriter",
     "Head",
+    "Hold",
     "Kind",
     "Loaded",
     "Manifest",
@@ -37,5 +39,6 @@ __all__ = [
     "prune",
     "read_manifest",
     "resolve",
+    "take_over",
     "verify",
 ]

@@ -1,4 +1,7 @@
-"""The head: the one object of a job that moves, by compare-and-set; it names the manifest that is the truth."""
+"""The head: the one object of a job that moves, by compare-and-set; it names the manifest that is the truth.
+
+A new writer takes the head over before it reads it; from then on no older one can move it.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,26 @@ async def head(store: ObjectStore, job: str) -> Head | None:
         return Head(raw["manifest"], raw["manifest_sha256"], info.etag, int(raw["step"]))
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise Damaged(f"the head does not hold together: {error}", key=key) from error
+
+
+async def take_over(store: ObjectStore, job: str, writer: str) -> None:
+    """Writes the head anew as it is, under the name of a new writer: a move by an older one that is on its way, or
+    that is tried again, finds another etag and fails. Where there is no head yet it can do nothing."""
+    key = names.head(job)
+    while True:
+        try:
+            data, info = await store.get(key)
+        except NotFound:
+            return
+        try:
+            raw = {**orjson.loads(data), "writer": writer}
+        except (orjson.JSONDecodeError, TypeError) as error:
+            raise Damaged(f"the head does not hold together: {error}", key=key) from error
+        try:
+            await store.put(key, orjson.dumps(raw), if_match=info.etag)
+            return
+        except Precondition:
+            continue  # the older one was faster: its head is taken over then
 
 
 async def moved(store: ObjectStore, job: str, writer: str, step: int) -> Head | None:

@@ -32,6 +32,16 @@ def head(job: str) -> str:
     return f"{prefix(job)}head.json"
 
 
+def saving(job: str) -> str:
+    """There while a checkpoint of the job is being written."""
+    return f"{prefix(job)}saving.json"
+
+
+def pruning(job: str) -> str:
+    """Prefix of the marks of prunes that are under way."""
+    return f"{prefix(job)}pruning/"
+
+
 def alias(job: str, name: str) -> str:
     prefix(name)
     return f"{prefix(job)}aliases/{name}.json"

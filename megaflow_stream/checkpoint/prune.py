@@ -3,10 +3,13 @@
 Manifests go first, then the chunks that no kept manifest holds: a crash in between leaves garbage, never a manifest
 without its chunks. The lineage of the kept chain stays, down to the job's first: lineage outlives the weights.
 
-A save that is under way has uploaded chunks that no manifest holds yet, and a trainer that repeats steps writes the
-very bytes of an older try again. So only what is older than `grace_seconds` goes, and a chunk's age is looked up once
-more right before: one that was written again is young again. What a save leaves out because its parent holds it is
-safe: its parent is the head.
+What is being evaluated stays, and what is deleted is not promoted: see `hold`.
+
+A save that is under way has uploaded chunks that no manifest holds yet. Its mark (`writer`) says since when: what was
+written later stays, however long the save takes. The mark is read before the head, so that a save which ends in between
+is seen in one or the other. What a save leaves out because its parent holds it is safe: its parent is the head. A
+trainer that repeats steps writes the very bytes of an older try again: only what was older than `grace_seconds` when
+the prune began goes, and an object's age is looked up once more right before.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from dataclasses import dataclass, field
 
 from megaflow_stream.checkpoint import alias, lineage, names
 from megaflow_stream.checkpoint.head import head
+from megaflow_stream.checkpoint.hold import mark, sweep
 from megaflow_stream.checkpoint.manifest import Manifest
 from megaflow_stream.checkpoint.reader import chain, read_manifest
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.errors import Damaged, NotFound, SettingError
 from megaflow_stream.storage.api import ObjectInfo, ObjectStore
+
+SAVE_SECONDS = 86400.0  # no save takes a day: an older mark is of a trainer that was killed, and is not back
 
 
 @dataclass(slots=True)
@@ -55,7 +61,8 @@ async def prune(
     Raises `Damaged` where a kept manifest cannot be read: then nothing is deleted."""
     if keep < 2:
         raise SettingError("at least 2 checkpoints are kept: the head, and one to fall back to", keep=keep)
-    clock = clock or SystemClock()
+    began = (clock or SystemClock()).now()
+    young_since = await _young_since(store, job, began, grace_seconds)
     top = await head(store, job)
     if top is None:
         raise NotFound("the job has no checkpoint yet", job=job)
@@ -65,19 +72,10 @@ async def prune(
             kept[ref.manifest] = manifest
         else:
             passed.add(ref.manifest)
-    async for named in alias.every(store, job):
-        if named.manifest not in kept:
-            try:
-                kept[named.manifest] = await read_manifest(store, named.ref)
-            except NotFound:
-                continue  # an alias of something pruned long ago keeps nothing
-    passed -= kept.keys()
-    report.kept = list(kept)
-    needed = {sha256 for manifest in kept.values() for sha256 in manifest.chunks()}
-    lines = await _lineage(store, kept.values()) if with_lineage else None
+    await _named(store, job, kept)
 
     def is_young(info: ObjectInfo) -> bool:
-        return clock.now() - info.modified <= grace_seconds
+        return info.modified >= young_since
 
     async def take(info: ObjectInfo, into: list[str]) -> None:
         if not dry_run:
@@ -92,22 +90,50 @@ async def prune(
         report.freed_bytes += info.size_bytes
 
     base = names.prefix(job)
-    for info in [info async for info in store.list(f"{base}manifests/")]:
-        if info.key in passed or (info.key not in kept and not is_young(info)):
+    manifests = [info async for info in store.list(f"{base}manifests/")]
+    going = {i.key for i in manifests if i.key not in kept and (i.key in passed or not is_young(i))}
+    marked = await mark(store, job, going) if going and not dry_run else None
+    await _named(store, job, kept)
+    for info in manifests:
+        if info.key in going - kept.keys():
             await take(info, report.manifests)
         elif info.key not in kept:
             report.young += 1
+    if marked is not None:
+        await store.delete(marked)
+        await sweep(store, job, began)
+    report.kept = list(kept)
+    needed = {sha256 for manifest in kept.values() for sha256 in manifest.chunks()}
     async for info in store.list(f"{base}chunks/"):
         if info.key.rpartition("/")[2] not in needed:
             if is_young(info):
                 report.young += 1
             else:
                 await take(info, report.chunks)
+    lines = await _lineage(store, kept.values()) if with_lineage else None
     if lines is not None:
         async for info in store.list(f"{base}lineage/"):
             if info.key.rpartition("/")[2].partition(".")[0] not in lines and not is_young(info):
                 await take(info, report.lineage)
     return report
+
+
+async def _young_since(store: ObjectStore, job: str, began: float, grace_seconds: float) -> float:
+    """What was modified from here on (wall seconds) may be of a save that is under way."""
+    saving = await store.head(names.saving(job))
+    if saving is None or began - saving.modified > SAVE_SECONDS:
+        return began - grace_seconds
+    return min(began - grace_seconds, saving.modified)
+
+
+async def _named(store: ObjectStore, job: str, kept: dict[str, Manifest]) -> None:
+    """Adds what the aliases name now."""
+    async for named in alias.every(store, job):
+        if named.manifest not in kept:
+            try:
+                kept[named.manifest] = await read_manifest(store, named.ref)
+            except NotFound:
+                continue  # an alias of something pruned long ago keeps nothing
 
 
 async def _lineage(store: ObjectStore, kept: Iterable[Manifest]) -> set[str] | None:

@@ -1,9 +1,11 @@
 """Saves a checkpoint: chunks, then the manifest, then the head.
 
+    0. A mark, `saving.json`: `prune` spares every object written since then, however long the save takes.
     1. Every chunk that the parent's manifest does not hold is uploaded, at most `IN_FLIGHT` at a time.
     2. The lineage chunk of what was trained since the parent.
     3. The manifest, If-None-Match: *.
     4. The head, If-Match on the etag that the parent had (If-None-Match for a job's first).
+    5. The mark is taken away. One that a crash leaves is overwritten by the job's next save, or ends in time (`prune`).
 
 A crash before 4 leaves the head where it was: what was uploaded is garbage that `prune` takes, or is written again. A
 lost race at 4 is `Fenced`: stop. Nothing is ever changed in place but the head.
@@ -15,6 +17,7 @@ that merely lies in the bucket may be garbage that is about to go; it is written
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
@@ -131,6 +134,7 @@ class CheckpointWriter:
         check_offsets(snapshot.state)
         views = [_checked(spec, view) for spec, view in snapshot.tensors]
         before = await self._manifest_of(parent) if parent else None
+        await self.store.put(names.saving(self.job), self.writer.encode())
         work = _Work(before.chunks() if before else {}, [[] for _ in snapshot.tensors])
 
         # 1. Chunks.
@@ -193,6 +197,8 @@ class CheckpointWriter:
             self._last, self.saved = None, Saved(work.chunks, work.uploaded_bytes, work.reused_bytes)
             return earlier
         faults.reach("checkpoint.after_head", step=snapshot.step)
+        with contextlib.suppress(MegaflowError):  # the checkpoint is stored, whatever becomes of the mark
+            await self.store.delete(names.saving(self.job))
         self._last, self._last_key = manifest, ref.manifest
         self.saved = Saved(work.chunks, work.uploaded_bytes, work.reused_bytes, time.monotonic() - began)
         return new

@@ -4,10 +4,14 @@
        name and waits for the end of its transaction. Only then is the committed position true.
     2. The group's committed position; what `evaluations` says is promoted. An alias that is behind (a crash between 5
        and 6) is moved now.
-    3. The next checkpoint; the cut, at what is committed of the validation topic now.
+    3. The next checkpoint, held: from now on no prune takes it, or it is gone already (`checkpoint.hold`). The cut, at
+       what is committed of the validation topic now.
     4. Its loss. Where the cut moved since the incumbent was evaluated, the incumbent's too.
     5. Results and position in one transaction.
     6. The alias, If-Match. `evaluations` is the truth; the alias follows it.
+
+The hold stays until the next checkpoint's, and so also over a crash between 5 and 6; the incumbent is kept by the alias
+until 6. So what is promoted is there.
 
 Any error throws producer and reader away and begins again at 1, after a while; being fenced ends the evaluator. What
 cannot be evaluated (pruned, damaged, of another model) has a result too, with a null loss and the reason.
@@ -29,8 +33,8 @@ import torch
 from torch import nn
 
 from megaflow_stream import checkpoint, faults
-from megaflow_stream.bus.api import Bus, Producer, Reader, Record, TopicPartition
-from megaflow_stream.checkpoint import MODEL, ManifestRef, alias
+from megaflow_stream.bus.api import Bus, Producer, Reader, Record, TopicPartition, json_headers
+from megaflow_stream.checkpoint import MODEL, Hold, ManifestRef, alias
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.definitions.trainer import Evaluation, Trainer
 from megaflow_stream.errors import Damaged, Fenced, MegaflowError, NotFound
@@ -39,11 +43,13 @@ from megaflow_stream.evaluation.evaluate import Measured, OtherTokenizer, evalua
 from megaflow_stream.evaluation.history import Result, promoted
 from megaflow_stream.evaluation.load import DoesNotFit, put_into
 from megaflow_stream.evaluation.promotion import Verdict, decide
+from megaflow_stream.observe.stall import Stall
 from megaflow_stream.observe.status import StatusWriter
 from megaflow_stream.storage.api import ObjectStore
 
 log = logging.getLogger(__name__)
 
+_HEADERS = json_headers("megaflow.evaluation/1")
 FETCH_SECONDS = 0.25
 COMMIT_SECONDS = 6 * 3600.0  # a broker forgets a group's offsets after offsets.retention.minutes, by default 7 days
 AGAIN_SECONDS = (0.5, 1.0, 2.0, 5.0)
@@ -86,6 +92,7 @@ class Evaluator:
         self._model: nn.Module | None = None
         self._best: Result | None = None
         self._alias: alias.Alias | None = None
+        self._hold = Hold(store, trainer.name, f"{evaluation.alias}.candidate")
         self._nonce = secrets.token_hex(8)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -120,7 +127,7 @@ class Evaluator:
             await self._say("idle", **self._figures())
             reader = await self.bus.reader()
             reader.assign({place: committed})
-            committed_at = -math.inf
+            committed_at, stall = -math.inf, Stall(self.bus, self._clock)
             while not stop.is_set():
                 fetched = await reader.fetch(timeout_seconds=FETCH_SECONDS, max_records=16)  # 3
                 for record in fetched.get(place, ()):
@@ -128,6 +135,7 @@ class Evaluator:
                         return
                     committed = record.offset + 1
                 position = await reader.position(place)
+                await stall.look({place: position})
                 again = self._clock.monotonic() - committed_at > COMMIT_SECONDS
                 if position > committed or again:
                     # Past the markers of transactions, so that an evaluator with nothing to do has no lag.
@@ -143,7 +151,12 @@ class Evaluator:
         job, name = self.trainer.name, self.evaluation.alias
         self._best = await promoted(self.bus, self.topics.evaluations, job, self.evaluation.name)
         self._alias = await alias.get(self.store, job, name)
+        await self._hold.open()
         if self._best is not None and (self._alias is None or self._alias.manifest != self._best.checkpoint.manifest):
+            if await self.store.head(self._best.checkpoint.manifest) is None:
+                log.warning("%s: the promoted checkpoint of step %d is gone", job, self._best.checkpoint.step)
+                self._best = replace(self._best, gone=True)  # the next one takes its place
+                return
             log.info("%s: the alias %s follows to step %d", job, name, self._best.checkpoint.step)
             await self._promote(self._best)
 
@@ -195,8 +208,9 @@ class Evaluator:
 
     async def _results(self, ref: ManifestRef) -> list[Result]:
         """The candidate's result last; before it the incumbent's, where it was evaluated again."""
+        there = await self._hold.take(ref)
         cut = await cuts.take(self.bus, self.trainer.validation)
-        candidate = await self._result(ref, cut)
+        candidate = await self._result(ref, cut) if there else self._unmeasured(ref, cut, "gone")
         decision = decide(self._best.score if self._best else None, candidate.score)
         before: list[Result] = []
         if decision.verdict is Verdict.AGAIN and self._best is not None:
@@ -209,23 +223,13 @@ class Evaluator:
 
     async def _result(self, ref: ManifestRef, cut: dict[str, int]) -> Result:
         """Loads and evaluates one checkpoint; what cannot be loaded is a result as well."""
-        empty = Result(
-            job=self.trainer.name,
-            evaluation=self.evaluation.name,
-            checkpoint=ref,
-            cut=cut,
-            measured=Measured(),
-            best=False,
-            reason="",
-            at_ms=int(self._clock.now() * 1000),
-        )
         try:
             loaded = await checkpoint.load(self.store, self.trainer.name, ref.manifest, kinds=MODEL)
             model = await asyncio.to_thread(self._filled, loaded.tensors)
         except NotFound:
-            return replace(empty, gone=True, reason="gone")
+            return self._unmeasured(ref, cut, "gone")
         except (Damaged, DoesNotFit) as error:
-            return replace(empty, gone=True, reason=f"{type(error).__name__}: {error}")
+            return self._unmeasured(ref, cut, f"{type(error).__name__}: {error}")
         try:
             measured = await evaluate(
                 self.bus,
@@ -238,8 +242,21 @@ class Evaluator:
                 clock=self._clock,
             )
         except OtherTokenizer as error:
-            return replace(empty, gone=True, reason=str(error))
-        return replace(empty, measured=measured)
+            return self._unmeasured(ref, cut, str(error))
+        return replace(self._unmeasured(ref, cut, ""), measured=measured, gone=False)
+
+    def _unmeasured(self, ref: ManifestRef, cut: dict[str, int], reason: str) -> Result:
+        return Result(
+            job=self.trainer.name,
+            evaluation=self.evaluation.name,
+            checkpoint=ref,
+            cut=cut,
+            measured=Measured(),
+            best=False,
+            reason=reason,
+            at_ms=int(self._clock.now() * 1000),
+            gone=True,
+        )
 
     def _filled(self, tensors: Iterable[tuple[checkpoint.TensorSpec, memoryview]]) -> nn.Module:
         """The trainer's model with these weights: built once, filled again for each checkpoint."""
@@ -254,7 +271,7 @@ class Evaluator:
         """Results and position, whole or not at all."""
         await producer.begin()
         sent: list[asyncio.Future[Any]] = [
-            await producer.send(self.topics.evaluations, result.to_json(), key=result.job.encode())
+            await producer.send(self.topics.evaluations, result.to_json(), key=result.job.encode(), headers=_HEADERS)
             for result in results
         ]
         place = TopicPartition(self.topics.checkpoints, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from megaflow_stream.bus.api import Bus, Record, TopicPartition
 from megaflow_stream.errors import NotFound
@@ -10,11 +10,14 @@ from megaflow_stream.observe.scan import scan
 
 
 class Following:
-    """What has come to a topic since it was asked last; the first time, everything that is retained."""
+    """What has come to a topic since it was asked last.
 
-    def __init__(self, bus: Bus, topic: str) -> None:
+    begin: where the first call begins; without it, at everything that is retained.
+    """
+
+    def __init__(self, bus: Bus, topic: str, begin: Mapping[TopicPartition, int] | None = None) -> None:
         self.bus, self.topic = bus, topic
-        self._positions: dict[TopicPartition, int] = {}
+        self._positions = dict(begin or {})
 
     async def new(self) -> Sequence[Record]:
         """Committed records, in order within each partition, each of them once; none without the topic.

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import orjson
 
-from megaflow_stream.bus.api import Bus, Producer
+from megaflow_stream.bus.api import Bus, Producer, json_headers
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.errors import MegaflowError, NotFound
 from megaflow_stream.observe.scan import scan
@@ -35,6 +35,7 @@ DRIFT_SECONDS = 2.0  # a clock this far ahead of ours is reported
 KEPT_CHANGES = 100
 WRITE_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
+_HEADERS = json_headers("megaflow.status/1")
 
 log = logging.getLogger(__name__)
 
@@ -179,13 +180,13 @@ class StatusWriter:
         if self.lost and documents:
             documents[-1] = {**documents[-1], "changes_lost": self.lost}
         sent = []
+        key = self.component.encode()
         try:
             for document in documents:
                 value = orjson.dumps(document, default=str)
-                sent.append(await self._producer.send(self.events, value))
-            key = self.component.encode()
+                sent.append(await self._producer.send(self.events, value, key=key, headers=_HEADERS))
             value = orjson.dumps(documents[-1] if documents else latest, default=str)
-            sent.append(await self._producer.send(self.topic, value, key=key))
+            sent.append(await self._producer.send(self.topic, value, key=key, headers=_HEADERS))
             await asyncio.gather(*sent)
         except BaseException:
             self._numbers_due = self._numbers_due or numbers

@@ -11,6 +11,8 @@ what was damaged on the way.
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -19,7 +21,7 @@ import aioboto3
 import stamina
 from aiohttp import ClientError as HttpError
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, ParamValidationError
 
 from megaflow_stream.errors import MegaflowError, NotFound, ServiceUnreachable, SettingError
 from megaflow_stream.storage.api import ObjectInfo, Precondition
@@ -29,6 +31,7 @@ T = TypeVar("T")
 MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 CONFLICT = {"412", "PreconditionFailed"}
 AGAIN = {
+    "BadDigest",  # damaged on the way
     "RequestTimeout",
     "RequestTimeTooSkewed",
     "SlowDown",
@@ -67,12 +70,15 @@ class S3Store:
         self._session = aioboto3.Session(
             aws_access_key_id=access_key or None, aws_secret_access_key=secret_key or None, region_name=region
         )
-        self._region = region
+        self._region, self._half_given = region, bool(access_key) != bool(secret_key)
         self._stack = AsyncExitStack()
         self._client: Any = None
 
     async def open(self, *, timeout_seconds: float = 10.0) -> None:
-        """Connects and makes the bucket where it is missing. Raises `ServiceUnreachable` after the timeout."""
+        """Connects and makes the bucket where it is missing. Raises `ServiceUnreachable` after the timeout,
+        `SettingError` where there are no credentials."""
+        if self._half_given:
+            raise self._without_credentials("one of its two keys is missing")
         config = Config(
             retries={"total_max_attempts": 1},
             connect_timeout=5,
@@ -115,9 +121,13 @@ class S3Store:
             condition = {"IfNoneMatch": "*"}
         elif if_match is not None:
             condition = {"IfMatch": f'"{if_match}"'}
+        # A server may keep what a writer that died had sent so far, even nothing, unless it knows what is to come.
+        checksum = base64.b64encode(zlib.crc32(body).to_bytes(4)).decode()
 
         async def once() -> ObjectInfo:
-            answer = await self._client.put_object(Bucket=self.bucket, Key=key, Body=body, **condition)
+            answer = await self._client.put_object(
+                Bucket=self.bucket, Key=key, Body=body, ChecksumCRC32=checksum, **condition
+            )
             return ObjectInfo(key, len(body), _etag(answer))
 
         try:
@@ -242,7 +252,16 @@ class S3Store:
             raise MegaflowError(f"could not {doing}: {error}", **where) from error
         except ParamValidationError as error:
             raise SettingError(f"could not {doing}: {error}", **where) from error
+        except NoCredentialsError as error:
+            raise self._without_credentials("no credentials are given, nor found where AWS looks for them") from error
         raise AssertionError("retry_context ended without a result")
+
+    def _without_credentials(self, why: str) -> SettingError:
+        return SettingError(
+            f"S3 at {self.endpoint_url or 'AWS'} cannot be called: {why}",
+            hint="set s3.access_key and s3.secret_key, or MEGAFLOW_S3__ACCESS_KEY and MEGAFLOW_S3__SECRET_KEY",
+            bucket=self.bucket,
+        )
 
     async def _try(self, once: Callable[[], Awaitable[T]]) -> T:
         """One request; `_NoAnswer` for every failure after which another try makes sense."""
@@ -253,7 +272,7 @@ class S3Store:
             if _code(error) in AGAIN or status in (408, 409, 429) or status >= 500:
                 raise _NoAnswer(str(error)) from error
             raise
-        except ParamValidationError:
+        except (ParamValidationError, NoCredentialsError):
             raise
         except (HTTPClientError, BotoCoreError, HttpError, OSError) as error:
             raise _NoAnswer(f"{type(error).__name__}: {error}") from error

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import psutil
@@ -18,10 +18,12 @@ from megaflow_stream.checkpoint import (
     MODEL,
     CheckpointWriter,
     Head,
+    Hold,
     Loaded,
     Snapshot,
     TensorSpec,
     alias,
+    hold,
     lineage,
     names,
 )
@@ -320,7 +322,7 @@ async def test_pruning_keeps_the_head_the_newest_the_aliases_and_all_lineage(sto
     heads = await saved(store, job, 6)
     await alias.move(store, job, "best", heads[1].ref, None, {})
     with pytest.raises(Crash):  # an orphan: chunks and a manifest that never became the head
-        await writer(Faulty(store, 8, written=True), job).save(snapshot(99), heads[5])
+        await writer(Faulty(store, 9, written=True), job).save(snapshot(99), heads[5])
     with pytest.raises(SettingError, match="at least 2"):
         await checkpoint.prune(store, job, 1)
     before = {info.key async for info in store.list(f"jobs/{job}/")}
@@ -362,3 +364,168 @@ async def test_fifty_saves_do_not_grow_memory(store: S3Store, job: str) -> None:
             marks.append(process.memory_info().rss)
     assert marks[1] - marks[0] < 16 << 20
     assert ours.saved.chunks == 1
+
+
+class Meanwhile:
+    """A store during which something else happens once: right before a call of `method` on a key with this prefix."""
+
+    def __init__(self, store: ObjectStore, method: str, prefix: str, then: Callable[[], Awaitable[object]]) -> None:
+        self.store, self.method, self.prefix = store, method, prefix
+        self.then: Callable[[], Awaitable[object]] | None = then
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.store, name)
+        if name != self.method:
+            return found
+
+        async def call(key: str, *more: Any, **named: Any) -> Any:
+            await self._happens(key)
+            return await found(key, *more, **named)
+
+        async def listed(key: str) -> AsyncIterator[ObjectInfo]:
+            await self._happens(key)
+            async for info in found(key):
+                yield info
+
+        return listed if name == "list" else call
+
+    async def _happens(self, key: str) -> None:
+        if key.startswith(self.prefix) and self.then is not None:
+            then, self.then = self.then, None
+            await then()
+
+
+DURING_PRUNE = [("head", "saving"), ("list", "manifests/"), ("put", "pruning/"), ("list", "aliases/best")]
+DURING_PRUNE += [("delete", "manifests/"), ("delete", "pruning/"), ("list", "chunks/"), ("delete", "chunks/")]
+DURING_HOLD = [("put", "aliases/"), ("list", "pruning/"), ("head", "manifests/")]
+
+
+@pytest.mark.parametrize(("method", "prefix"), DURING_PRUNE)
+async def test_what_is_held_while_a_prune_is_under_way_stays_whole(
+    store: S3Store, job: str, method: str, prefix: str
+) -> None:
+    heads, held = await saved(store, job, 5), []
+    ours = Hold(store, job, "best.candidate")
+
+    async def take() -> None:
+        held.append(await ours.take(heads[1].ref))
+
+    during = cast(ObjectStore, Meanwhile(store, method, f"jobs/{job}/{prefix}", take))
+    if prefix == "aliases/best":  # the second look at the aliases: of one that lies there already
+        await alias.move(store, job, "best", heads[4].ref, None, {})
+        during = cast(ObjectStore, Meanwhile(store, "get", f"jobs/{job}/{prefix}", take))
+    report = await checkpoint.prune(during, job, 2, clock=Later(1000))
+    whole = not (await checkpoint.verify(store, heads[1].ref)).problems
+    assert held
+    assert not held[0] or whole
+    if (method, prefix) in DURING_PRUNE[:2]:
+        assert held[0]  # before the mark
+    if held[0]:
+        assert heads[1].manifest not in report.manifests
+    assert heads[2].manifest in report.manifests
+    assert [info.key async for info in store.list(names.pruning(job))] == []
+
+
+@pytest.mark.parametrize(("method", "prefix"), DURING_HOLD)
+async def test_a_prune_while_something_is_being_held_leaves_it_or_is_seen(
+    store: S3Store, job: str, method: str, prefix: str
+) -> None:
+    heads = await saved(store, job, 5)
+
+    async def prune() -> None:
+        await checkpoint.prune(store, job, 2, clock=Later(1000))
+
+    during = Meanwhile(store, method, f"jobs/{job}/{prefix}", prune)
+    held = await Hold(cast(ObjectStore, during), job, "best.candidate").take(heads[1].ref)
+    assert held == (prefix != "aliases/")
+    assert held == (not (await checkpoint.verify(store, heads[1].ref)).problems)
+
+
+async def test_a_hold_passes_to_the_newer_evaluator(store: S3Store, job: str) -> None:
+    heads = await saved(store, job, 2)
+    old, new = Hold(store, job, "best.candidate"), Hold(store, job, "best.candidate")
+    await old.open()
+    await new.open()
+    assert await old.take(heads[0].ref)  # the first of all, after the newer one has looked
+    assert await new.take(heads[1].ref)
+    with pytest.raises(Fenced):
+        await old.take(heads[0].ref)
+    third = Hold(store, job, "best.candidate")
+    await third.open()
+    with pytest.raises(Fenced):
+        await new.take(heads[0].ref)
+    assert await third.take(heads[0].ref)
+
+
+async def test_the_mark_of_a_prune_that_was_killed_goes_with_a_later_one(store: S3Store, job: str) -> None:
+    heads = await saved(store, job, 4)
+    await hold.mark(store, job, [heads[0].manifest])
+    ours = Hold(store, job, "best.candidate")
+    assert not await ours.take(heads[0].ref)
+    await ours.take(heads[3].ref)
+    await checkpoint.prune(store, job, 2, clock=Later(2 * hold.MARK_SECONDS))
+    assert [info.key async for info in store.list(names.pruning(job))] == []
+
+
+async def test_a_prune_during_a_save_takes_nothing_of_it_however_long_it_takes(store: S3Store, job: str) -> None:
+    """At each place of the save everything that it has written counts as old."""
+    head = (await saved(store, job, 2))[-1]
+    places = [
+        ("put", "chunks/"),
+        ("put", "lineage/"),
+        ("put", "manifests/"),
+        ("put", "head.json"),
+        ("delete", "saving"),
+    ]
+    for step, (method, prefix) in enumerate(places, 10):
+        pruned: list[checkpoint.Pruned] = []
+
+        async def prune(pruned: list[checkpoint.Pruned] = pruned) -> None:
+            pruned.append(await checkpoint.prune(store, job, 2, clock=Later(10_000)))
+
+        during = cast(ObjectStore, Meanwhile(store, method, f"jobs/{job}/{prefix}", prune))
+        head = await writer(during, job).save(snapshot(step), head)
+        assert pruned
+        assert not (await checkpoint.verify(store, head.ref)).problems
+        assert same(await checkpoint.load(store, job), tensors(step))
+    assert await store.head(names.saving(job)) is None
+
+
+async def test_what_a_killed_save_left_is_pruned_in_the_end(store: S3Store, job: str) -> None:
+    heads = await saved(store, job, 2)
+    with pytest.raises(Crash):
+        await writer(Faulty(store, 5, written=True), job).save(snapshot(9), heads[-1])
+    assert not (await checkpoint.prune(store, job, 2, clock=Later(10_000))).chunks
+    assert (await checkpoint.prune(store, job, 2, clock=Later(100_000))).chunks
+    assert same(await checkpoint.load(store, job), tensors(2))
+
+
+async def test_a_head_that_an_older_trainer_is_moving_comes_too_late(store: S3Store, job: str) -> None:
+    """A write in flight of a leader that was killed: it lands after the next leader has read the head."""
+    first = await writer(store, job).save(snapshot(1), None)
+    begun: list[Head] = []
+
+    async def next_leader() -> None:
+        await checkpoint.take_over(store, job, "the next")
+        head = (await checkpoint.load(store, job)).head
+        assert head is not None
+        begun.append(head)
+
+    old = writer(cast(ObjectStore, Meanwhile(store, "put", names.head(job), next_leader)), job)
+    with pytest.raises(Fenced):
+        await old.save(snapshot(2), first)
+    assert begun[0].ref == first.ref
+    new = writer(store, job)
+    assert (await new.save(snapshot(2), begun[0])) == await checkpoint.head(store, job)
+    # One that lands in the middle of taking over is what the next leader begins with.
+    older = writer(store, job)
+    parent = await checkpoint.head(store, job)
+
+    async def lands() -> None:
+        await older.save(snapshot(3), parent)
+
+    await checkpoint.take_over(cast(ObjectStore, Meanwhile(store, "put", names.head(job), lands)), job, "another")
+    loaded = await checkpoint.load(store, job)
+    assert loaded.manifest.step == 3
+    await writer(store, job).save(snapshot(4), loaded.head)
+    await checkpoint.take_over(store, f"{job}.none", "nothing to take over")

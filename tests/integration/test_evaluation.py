@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import re
+import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,15 +18,18 @@ import torch
 from megaflow_stream import faults
 from megaflow_stream.bus import connect
 from megaflow_stream.bus.api import TopicPartition
-from megaflow_stream.checkpoint import MODEL, alias, load
+from megaflow_stream.checkpoint import MODEL, CheckpointWriter, Snapshot, alias, load, prune, verify
 from megaflow_stream.errors import Fenced, MegaflowError
-from megaflow_stream.evaluation import DoesNotFit, evaluate, load_into, put_into
+from megaflow_stream.evaluation import DoesNotFit, Evaluator, evaluate, load_into, put_into
 from megaflow_stream.evaluation.cut import take
 from megaflow_stream.storage.s3 import S3Store
 from megaflow_stream.training.batch import micro_batch
 from megaflow_stream.training.gpt import GPT, GPTConfig, loss
 from tests.integration.evaluation_case import Case, build_model, model_of, sequence, tensors_of
+from tests.unit.test_stall import Fast, FirstIsSilent
+from trainers.model_finetune import build_model as build_reference_model
 
+ROOT = Path(__file__).resolve().parents[2]
 ECHOES = [sequence([n % 16] * (6 + n % 9), f"c{n}") for n in range(8)]
 
 
@@ -233,6 +239,77 @@ async def test_a_stop_in_the_middle_is_taken_up_again(case: Case) -> None:
     assert [r["step"] for r in await case.results()] == [1]
 
 
+async def test_a_checkpoint_that_falls_out_of_the_newest_while_it_is_evaluated_is_promoted_all_the_same(
+    case: Case,
+) -> None:
+    """The trainer saves and prunes on while a slow evaluator computes."""
+    await case.validate_on(*ECHOES)
+    slow = await case.checkpoint(1, model_of(2.0))
+    inner, loop, pruned = case.trainer.loss, asyncio.get_running_loop(), []
+
+    async def further() -> None:
+        for step in (2, 3, 4):
+            await case.save(step, model_of(1.0 + step / 10))
+        pruned.append(await prune(case.store, case.trainer.name, 2))
+
+    def during(model: Any, batch: Any) -> Any:
+        if not pruned:
+            asyncio.run_coroutine_threadsafe(further(), loop).result(30)
+        return inner(model, batch)
+
+    object.__setattr__(case.trainer, "loss", during)
+    await case.run()
+    assert len(pruned[0].manifests) == 1
+    assert [(r["step"], r["best"]) for r in await case.results()] == [(1, True)]
+    best = await alias.get(case.store, case.trainer.name, "best")
+    assert best is not None
+    assert best.ref == slow.ref
+    assert not (await verify(case.store, best.ref)).problems
+    await case.checkpoint(5, model_of(1.0))
+    await case.run()  # held now: another; the promoted one stays by its alias
+    await prune(case.store, case.trainer.name, 2)
+    assert not (await verify(case.store, best.ref)).problems
+
+
+async def test_the_alias_does_not_follow_to_a_checkpoint_that_is_gone(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash before the alias was moved, and then the promoted checkpoint was deleted by hand."""
+    await case.validate_on(*ECHOES)
+    heads = [await case.checkpoint(step, model_of(s)) for step, s in ((1, 1.0), (2, 2.0))]
+    monkeypatch.setattr(faults, "_faults", [{"point": "evaluator.after_commit", "step": 2, "action": "raise"}])
+    monkeypatch.setattr(faults, "_reached", {})
+    with pytest.raises(RuntimeError, match="after_commit"):
+        await asyncio.wait_for(case.evaluator().run(asyncio.Event()), 60)
+    monkeypatch.setattr(faults, "_faults", [])
+    await case.store.delete(heads[1].manifest)
+    await case.run()
+    best = await alias.get(case.store, case.trainer.name, "best")
+    assert best is not None
+    assert best.ref == heads[0].ref
+    case.head = None
+    await case.store.delete(f"jobs/{case.trainer.name}/head.json")
+    third = await case.checkpoint(3, model_of(0.5))
+    await case.run()
+    best = await alias.get(case.store, case.trainer.name, "best")
+    assert best is not None
+    assert best.ref == third.ref
+
+
+async def test_a_reader_that_stalls_is_replaced(case: Case) -> None:
+    first = FirstIsSilent(case.bus)
+    evaluator = Evaluator(first, case.store, case.evaluation, case.trainer, topics=case.topics, clock=Fast())
+    stop = asyncio.Event()
+    running = asyncio.create_task(evaluator.run(stop))
+    await case.checkpoint(1, model_of(1.0))
+    async with asyncio.timeout(60):
+        while not await case.results():
+            await asyncio.sleep(0.02)
+    stop.set()
+    await running
+    assert [r["step"] for r in await case.results()] == [1]
+
+
 async def test_the_evaluator_has_no_lag_past_a_transactions_marker(case: Case) -> None:
     await case.checkpoint(1, model_of(1.0))
     await case.run()
@@ -275,3 +352,40 @@ async def test_a_checkpoint_loads_by_step_too(case: Case) -> None:
     assert (await load_into(model, case.store, case.trainer.name, 1)).manifest.step == 1
     assert torch.equal(model.embedding.weight, model_of(1.0).embedding.weight)
     assert (await load(case.store, case.trainer.name)).manifest.step == 2
+
+
+def test_the_program_of_the_documentation_loads_a_checkpoint(
+    s3: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code block of docs/operations.md as it stands, but for the addresses and the job's name."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/operations.md").read_text(), re.DOTALL | re.MULTILINE)
+    job = f"job-{secrets.token_hex(6)}"
+    for documented, here in {
+        "http://localhost:8333": s3.endpoint_url,
+        '"megaflow"': '"test-storage"',
+        "KEY": s3.access_key,
+        "SECRET": s3.secret_key,
+        '"model_finetune"': f'"{job}"',
+    }.items():
+        assert code.count(documented) == 1
+        code = code.replace(documented, here)
+    monkeypatch.syspath_prepend(str(ROOT))
+    torch.manual_seed(7)
+    trained = build_reference_model()
+
+    async def save() -> None:
+        store = S3Store(
+            endpoint_url=s3.endpoint_url, bucket="test-storage", access_key=s3.access_key, secret_key=s3.secret_key
+        )
+        await store.open()
+        snapshot = Snapshot(step=12, tensors=tensors_of(trained), state={"offsets": {"features.agent/0": 1}})
+        head = await CheckpointWriter(store, job).save(snapshot, None)
+        await alias.move(store, job, "best", head.ref, None, {})
+        await store.close()
+
+    asyncio.run(save())
+    found: dict[str, Any] = {}
+    exec(compile(code, "docs/operations.md", "exec"), found)
+    assert capsys.readouterr().out == "the weights of step 12\n"
+    loaded = found["model"].state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in trained.state_dict().items())

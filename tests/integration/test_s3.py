@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator
@@ -44,12 +45,14 @@ def key() -> str:
 
 
 class Proxy:
-    """A TCP proxy before a server. `lose` answers are dropped with their connection, after the server gave them."""
+    """A TCP proxy before a server. `lose` answers are dropped with their connection, after the server gave them. While
+    `cut`, the server sees the heads of requests, and their writers gone before a byte of the body."""
 
     def __init__(self, endpoint_url: str) -> None:
         parts = urlsplit(endpoint_url)
         self.host, self.port = parts.hostname, parts.port
         self.lose, self.lost, self.tasks = 0, 0, set[asyncio.Task[None]]()
+        self.cut = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(self.host, self.port)
@@ -57,6 +60,9 @@ class Proxy:
         async def forward() -> None:
             with suppress(ConnectionError):
                 while data := await reader.read(65536):
+                    if self.cut and b" HTTP/1.1\r\n" not in data:
+                        back.write_eof()
+                        return
                     back.write(data)
                     await back.drain()
 
@@ -114,6 +120,17 @@ async def test_more_objects_than_a_page_are_listed(store: S3Store, key: str) -> 
     for first in range(0, len(keys), 50):
         await asyncio.gather(*(store.put(k, b"x") for k in keys[first : first + 50]))
     assert [found.key async for found in store.list(f"{prefix}/")] == keys
+
+
+async def test_a_writer_that_dies_within_a_write_leaves_what_was_there(s3: Any, store: S3Store, key: str) -> None:
+    first = await store.put(key, b"old")
+    async with proxied(s3, retry_seconds=0.5) as (broken, proxy):
+        proxy.cut = True
+        with pytest.raises(ServiceUnreachable):
+            await broken.put(key, b"new")
+        with pytest.raises(ServiceUnreachable):
+            await broken.put(key, b"new", if_match=first.etag)
+    assert (await store.get(key))[0] == b"old"
 
 
 async def test_conditions(store: S3Store, key: str) -> None:
@@ -186,6 +203,19 @@ async def test_a_server_that_does_not_answer_is_named(s3: Any) -> None:
 async def test_wrong_credentials_are_a_setting_error(s3: Any) -> None:
     with pytest.raises(SettingError, match="credentials"):
         await opened(s3, secret_key="wrong")
+
+
+@pytest.mark.parametrize("given", [{}, {"access_key": "one"}, {"secret_key": "other"}])
+async def test_missing_credentials_are_a_setting_error(monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
+    """Told before anything listens there."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", "/nowhere")
+    store = S3Store(endpoint_url="http://127.0.0.1:9", bucket=BUCKET, **given)
+    with pytest.raises(SettingError) as caught:
+        await store.open()
+    assert "set s3.access_key and s3.secret_key" in caught.value.hint
 
 
 async def test_a_missing_bucket_is_made_also_by_two_at_once(s3: Any) -> None:
