@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from megaflow_stream.elastic.communicator import Communicator
-from megaflow_stream.training import loop
+from megaflow_stream.training import alike
 from megaflow_stream.training.loop import Rank
 from megaflow_stream.training.rank import emit
 from megaflow_stream.training.snapshot import state_tensors
@@ -46,7 +46,7 @@ def measure_stalls() -> None:
     plain: Plain | None = None
     times = {"digest_seconds": 0.0, "gather_seconds": 0.0}
     checkpoint, count = Rank._checkpoint, Rank._count
-    digest, gather = loop.integer_digest, Communicator.gather_bytes
+    digest, gather = alike.integer_digest, Communicator.gather_bytes
 
     def timed(name: str, function: Any) -> Any:
         def call(*args: Any, **named: Any) -> Any:
@@ -89,7 +89,7 @@ def measure_stalls() -> None:
             plain.copy()
         count(self, *args)
 
-    loop.integer_digest = timed("digest_seconds", digest)
+    alike.integer_digest = timed("digest_seconds", digest)
     Communicator.gather_bytes = timed("gather_seconds", gather)  # type: ignore[method-assign]
     Rank._checkpoint = measured  # type: ignore[method-assign]
     Rank._count = counted  # type: ignore[method-assign]

@@ -25,7 +25,9 @@ class Trainer:
 
     data, validation: topics of packed sequences (`features.record`).
     tokenizer: the tokenizer's file in the project folder; features of another hash are refused.
-    build_model: () -> torch.nn.Module, on CPU; called under the job's seed, so that all ranks begin alike.
+    build_model: () -> torch.nn.Module, on CPU; called under the job's seed, so that all ranks begin alike. A checkpoint
+        holds its parameters and persistent buffers. A buffer that training changes is a function of the slices that a
+        rank saw (BatchNorm's running statistics): with several ranks it is refused by name at the first checkpoint.
     loss: (model, micro_batch: training.batch.MicroBatch) -> (summed loss, a scalar tensor with a graph;
         number of trainable tokens, an int). Never a mean: the division is done once, over the whole global batch.
     build_optimizer: (iterable of (name, parameter) that train) -> torch.optim.Optimizer.
@@ -40,7 +42,9 @@ class Trainer:
     quantum_bits: k of the integer accumulation: a gradient of the summed loss is added in units of 2**-k.
     threads_per_rank: torch's threads; part of the definition, since it changes bits.
     rank_timeout_seconds: a rank that makes no progress for this long ends its group, which starts again at the head.
-    max_steps: the job ends after this many; None never.
+    stop_seconds: from SIGTERM to the end of the ranks: the last checkpoint has so long. One that takes longer is lost,
+        and its steps are trained again at the next start. Within `megaflow run` all ends after 10 s at the most.
+    max_steps: the job ends after this many, and `run --until-idle` with it; None never.
     export: (name, tensor names) hook for `megaflow checkpoints export`: parameter name -> exported name.
     """
 
@@ -63,6 +67,7 @@ class Trainer:
     seed: int = 0
     threads_per_rank: int = 1
     rank_timeout_seconds: float = 30.0
+    stop_seconds: float = 10.0
     checkpoint: CheckpointEvery = CheckpointEvery(seconds=30.0)
     keep_checkpoints: int = 20
     max_steps: int | None = None

@@ -23,11 +23,11 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from megaflow_stream.bus.api import Bus
+from megaflow_stream.bus.api import Bus, json_headers
 from megaflow_stream.checkpoint import CheckpointWriter, Head, Snapshot, TensorSpec, prune
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.definitions.trainer import CheckpointEvery
-from megaflow_stream.errors import MegaflowError
+from megaflow_stream.errors import Fenced, MegaflowError
 from megaflow_stream.faults import Reach, reach
 from megaflow_stream.observe.scan import scan
 from megaflow_stream.storage.api import ObjectStore
@@ -35,9 +35,17 @@ from megaflow_stream.training.background import Background
 from megaflow_stream.training.snapshot import weights_sha256
 
 TOPIC = "checkpoints"
+_HEADERS = json_headers("megaflow.checkpoint/1")
 RETRY_SECONDS = (0.2, 10.0)
 
 log = logging.getLogger(__name__)
+
+
+class HeadAppeared(MegaflowError):
+    """A job that began without a head has one by now, of an older leader's write that was in flight: the one head that
+    could not be taken over (`checkpoint.take_over`). A restart begins at it."""
+
+    retriable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,10 @@ class Checkpointer:
             try:
                 self.head = await self.writer.save(snapshot, self.head)
                 break
+            except Fenced as error:
+                if self.head is not None:
+                    raise
+                raise HeadAppeared("the job has a head that was not there when training began") from error
             except MegaflowError as error:
                 if not error.retriable:
                     raise
@@ -167,7 +179,9 @@ class Checkpointer:
             try:
                 producer = await self.bus.producer()
                 try:
-                    sent = await producer.send(TOPIC, orjson.dumps(said), key=str(said["job"]).encode(), partition=0)
+                    sent = await producer.send(
+                        TOPIC, orjson.dumps(said), key=str(said["job"]).encode(), partition=0, headers=_HEADERS
+                    )
                     await sent
                     return
                 finally:

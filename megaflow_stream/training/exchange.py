@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import orjson
 
 from megaflow_stream.bus.api import TopicPartition
@@ -19,7 +20,7 @@ from megaflow_stream.training.leader import AHEAD, Orders
 from megaflow_stream.training.loader import Fetched, Loader, View
 from megaflow_stream.training.plan import Scouted, Slice, assign, slices
 
-_HEAD = struct.Struct("<qqi")
+_SIZE, _HEAD = struct.Struct("<q"), struct.Struct("<qqi")
 
 
 class Exchange:
@@ -45,7 +46,7 @@ class Exchange:
         rank = self.communicator.rank
         mine = _pack(self.loader.look(self._limit), stop)
         gathered = self.communicator.gather_bytes(mine, "gathering what was read")
-        answer = None
+        orders = None
         if lead is not None:
             views: dict[TopicPartition, View] = {}
             anybody = False
@@ -53,8 +54,9 @@ class Exchange:
                 theirs, stops = _unpack(payload)
                 views |= theirs
                 anybody |= stops
-            answer = lead(views, anybody).to_json()
-        orders = Orders.from_json(self.communicator.broadcast_bytes(answer, "giving orders"))
+            orders = lead(views, anybody)
+        answer = self.communicator.broadcast_bytes(orders.to_json() if orders else None, "giving orders")
+        orders = orders or Orders.from_json(answer)
         self.loader.want(orders.wanted)
         outgoing: list[list[bytes]] = [[] for _ in range(self.communicator.world_size)]
         spilled = False
@@ -80,9 +82,10 @@ class Exchange:
     def _unpack_slices(self, payload: bytes) -> None:
         at = 0
         while at < len(payload):
-            (size,) = struct.unpack_from("<q", payload, at)
-            head = orjson.loads(payload[at + 8 : at + 8 + size])
-            at += 8 + size
+            (size,) = _SIZE.unpack_from(payload, at)
+            at += _SIZE.size
+            head = orjson.loads(payload[at : at + size])
+            at += size
             records = []
             for _ in range(head["records"]):
                 offset, trainable, length = _HEAD.unpack_from(payload, at)
@@ -94,29 +97,23 @@ class Exchange:
 
 
 def _pack(views: Mapping[TopicPartition, View], stop: bool) -> bytes:
-    return orjson.dumps(
-        {
-            "stop": stop,
-            "views": [
-                [
-                    p.topic,
-                    p.partition,
-                    v.position,
-                    [r.offset for r in v.records],
-                    [r.trainable_tokens for r in v.records],
-                ]
-                for p, v in views.items()
-            ],
-        }
+    """The length of the head, the head (JSON), the columns of each view."""
+    head = orjson.dumps(
+        {"stop": stop, "views": [[p.topic, p.partition, v.position, len(v.records)] for p, v in views.items()]}
     )
+    columns = [c.tobytes() for v in views.values() for c in (v.records.offsets, v.records.trainable_tokens)]
+    return b"".join([_SIZE.pack(len(head)), head, *columns])
 
 
 def _unpack(payload: bytes) -> tuple[dict[TopicPartition, View], bool]:
-    raw = orjson.loads(payload)
-    views = {
-        TopicPartition(topic, p): View(position, [Scouted(*r) for r in zip(*columns, strict=True)])
-        for topic, p, position, *columns in raw["views"]
-    }
+    (size,) = _SIZE.unpack_from(payload)
+    at = _SIZE.size + size
+    raw = orjson.loads(payload[_SIZE.size : at])
+    views = {}
+    for topic, p, position, records in raw["views"]:
+        columns = np.frombuffer(payload, np.int64, 2 * records, at).reshape(2, records)
+        views[TopicPartition(topic, p)] = View(position, Scouted(*columns))
+        at += columns.nbytes
     return views, raw["stop"]
 
 
@@ -132,7 +129,7 @@ def _pack_slice(step: int, index: int, part: Slice, records: list[Fetched]) -> b
             "records": len(records),
         }
     )
-    parts = [struct.pack("<q", len(head)), head]
+    parts = [_SIZE.pack(len(head)), head]
     for f in records:
         parts += [_HEAD.pack(f.offset, f.trainable_tokens, len(f.value)), f.value]
     return b"".join(parts)

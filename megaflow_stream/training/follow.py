@@ -8,6 +8,7 @@ from collections.abc import Callable
 from megaflow_stream.bus.api import Bus, Record, TopicPartition
 from megaflow_stream.clock import Clock
 from megaflow_stream.errors import MegaflowError
+from megaflow_stream.observe.stall import Stall
 
 FETCH_SECONDS = 1.0
 RETRY_SECONDS = (0.1, 5.0)
@@ -27,11 +28,13 @@ async def follow(bus: Bus, topic: str, take: Callable[[Record], None], clock: Cl
             reader = await bus.reader()
             try:
                 reader.assign({place: position})
+                stall = Stall(bus, clock)
                 while True:
                     fetched = await reader.fetch(timeout_seconds=FETCH_SECONDS)
                     for record in fetched.get(place, ()):
                         take(record)
                     position = await reader.position(place)
+                    await stall.look({place: position})
                     wait = RETRY_SECONDS[0]
             finally:
                 await reader.close()

@@ -35,7 +35,6 @@ TRIES = 5
 BACKOFF_SECONDS = (0.5, 10.0)
 WATCH_SECONDS = 0.1
 START_SECONDS = 300.0  # imports, building the model, restoring: no sign is asked for
-STOP_SECONDS = 10.0  # from SIGTERM to SIGKILL: the last checkpoint has so long
 
 Event = Mapping[str, Any]
 log = logging.getLogger(__name__)
@@ -93,11 +92,10 @@ class Launcher:
         *,
         on_event: Callable[[Event], None] = lambda event: None,
         start_seconds: float = START_SECONDS,
-        stop_seconds: float = STOP_SECONDS,
         clock: Clock | None = None,
     ) -> None:
         self.job, self.trainer, self.world_size, self.on_event = job, trainer, ranks, on_event
-        self.start_seconds, self.stop_seconds = start_seconds, stop_seconds
+        self.start_seconds = start_seconds
         self.clock = clock or SystemClock()
         self.restarts = 0
         self._furthest = -1
@@ -225,8 +223,11 @@ class Launcher:
                     for r in self._ranks:
                         if r.process.returncode is None:
                             r.process.terminate()
-                if now - asked > self.stop_seconds:
-                    return f"the ranks did not end within {self.stop_seconds:g} s", {}
+                if now - asked > self.trainer.stop_seconds:
+                    return f"the ranks did not end within {self.trainer.stop_seconds:g} s", {
+                        "hint": "the steps since the last checkpoint are trained again at the next start; the "
+                        "trainer's stop_seconds is how long the last checkpoint may take"
+                    }
             await asyncio.sleep(WATCH_SECONDS)
 
     def _silent(self) -> str | None:

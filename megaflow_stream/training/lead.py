@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from megaflow_stream.bus.api import Bus
-from megaflow_stream.checkpoint import CheckpointWriter
+from megaflow_stream.checkpoint import CheckpointWriter, take_over
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.definitions.trainer import Trainer
 from megaflow_stream.errors import MegaflowError
@@ -76,10 +77,13 @@ class Lead:
                 bus, trainer, self._planning, reach=self.reach, replay=job.replay, gates=job.gates, clock=self.clock
             )
             failed.push_async_callback(leader.close)
-            # The plan's log is fenced before the head is read: an older leader can move neither afterwards.
+            # Both before the head is read: what an older leader is still writing to the plan's log or the head, also a
+            # write that is in flight from one that was killed, fails from now on. A replay has a chain of its own.
             await leader.fence()
             store = await job.store()
             try:
+                if not job.replay:
+                    await take_over(store, job.store_name, secrets.token_hex(8))
                 begin: Begin = await read_begin(store, bus, trainer, job.store_name, fresh=job.replay)
             finally:
                 await store.close()

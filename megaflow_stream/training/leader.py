@@ -32,7 +32,7 @@ from megaflow_stream.training.plan import PlanEntry
 from megaflow_stream.training.planlog import Logged, PlanLog, read_plan
 from megaflow_stream.training.planner import Drain, Planner
 
-AHEAD = 16  # entries handed out or logged beyond the step being trained
+AHEAD = 16  # entries handed out beyond the step being trained, and as many more logged: commits delay no step
 WAIT_SECONDS = 0.2  # the longest that a turn waits for the log, when there is nothing left to train
 RETRY_SECONDS = (0.1, 5.0)
 CLOSE_SECONDS = 1.0
@@ -165,6 +165,7 @@ class Leader:
         for following in self._following:
             if following.done():
                 following.result()
+        self._collect(0.0)
         orders = Orders(entries=self._readable(views, AHEAD - left))
         left += len(orders.entries)
         if self._logged:
@@ -172,22 +173,25 @@ class Leader:
         if self.replay:
             orders.finished = not left and not self._logged
             return orders
-        self._collect(0.0)
-        if self._appending is None and not self._logged and left < AHEAD:
-            self.reach("rank.before_plan", step=self.planner.next_step)
-            entries = self.planner.plan(views, AHEAD - left, self.drain)
-            if entries:
-                self._start(entries)
+        self._plan(views)
         if not left and self._appending is not None:
             self._collect(WAIT_SECONDS)
-        if not orders.entries:
-            orders.entries = self._readable(views, AHEAD - left)
-            left += len(orders.entries)
+            orders.entries = self._readable(views, AHEAD)
+            left = len(orders.entries)
+            self._plan(views)
         if not left and self._appending is None and not self._logged and not checkpointer_busy:
             self._drained(views, offsets, orders)
         if self._appending is None and self.clock.monotonic() - self._cursor_at > CURSOR_SECONDS:
             self._start([])
         return orders
+
+    def _plan(self, views: Mapping[TopicPartition, View]) -> None:
+        """Logs what can be planned in the background, while the steps that were handed out are trained."""
+        if self._appending is None and len(self._logged) < AHEAD:
+            self.reach("rank.before_plan", step=self.planner.next_step)
+            entries = self.planner.plan(views, AHEAD - len(self._logged), self.drain)
+            if entries:
+                self._start(entries)
 
     def _start(self, entries: list[PlanEntry]) -> None:
         """Logs the entries in the background, and where every partition is planned up to: quiet ones, too, whose
@@ -241,8 +245,7 @@ class Leader:
         drain = self.drain
         if drain is None or drain.id == self.drained or not drain.read_by({p: v.position for p, v in views.items()}):
             return
-        waiting = self.planner.waiting(views)
-        if any(r.offset < drain.ends.get(p, 0) for p, records in waiting.items() for r in records):
+        if drain.open_in(self.planner.waiting(views)):
             return
         orders.advance = {p: end for p, end in drain.ends.items() if offsets.get(p, 0) < end}
         for p, end in orders.advance.items():

@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+
+import megaflow_stream.bus.kafka  # noqa: F401  for half a second, while a rank starts: not in the reading thread
 from megaflow_stream.bus.api import Bus, Reader, Record, TopicPartition
 from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.errors import BadRecord, Damaged, MegaflowError, ServiceUnreachable, SettingError
@@ -49,14 +52,13 @@ class View:
     """What is known of a partition: read up to `position` (past markers), and the records that no plan has claimed."""
 
     position: int
-    records: list[Scouted] = field(default_factory=list)
+    records: Scouted
 
 
 @dataclass(slots=True)
 class _Partition:
     position: int
     waiting: deque[Fetched] = field(default_factory=deque)
-    scouted: deque[Scouted] = field(default_factory=deque)  # the same records, as `look` shows them again and again
     waiting_bytes: int = 0
     paused: bool = False
     wanted: int = 0
@@ -79,7 +81,7 @@ class Loader:
         budget_bytes: int = BUDGET_BYTES,
         clock: Clock | None = None,
     ) -> None:
-        self._connect, self._tokenizer = connect, tokenizer
+        self._connect, self._tokenizer, self._tokenizer_bytes = connect, tokenizer, tokenizer.encode()
         self._clock = clock or SystemClock()
         self._partitions = {p: _Partition(offset) for p, offset in positions.items()}
         self._high_bytes = budget_bytes // max(1, len(positions))
@@ -101,9 +103,12 @@ class Loader:
             partitions = sorted(self._partitions.items(), key=lambda item: len(item[1].waiting))
             for done, (name, partition) in enumerate(partitions):
                 share = max(1, -(-limit // (len(partitions) - done)))
-                first = list(islice(partition.scouted, share))
+                first = list(islice(partition.waiting, share))
                 limit -= len(first)
-                views[name] = View(partition.position, first)
+                offsets = np.array([f.offset for f in first], np.int64)
+                views[name] = View(
+                    partition.position, Scouted(offsets, np.array([f.trainable_tokens for f in first], np.int64))
+                )
             return views
 
     def want(self, ends: Mapping[TopicPartition, int]) -> None:
@@ -120,10 +125,10 @@ class Loader:
         with self._lock:
             partition = self._partitions[wanted.partition]
             taken: list[Fetched] = []
-            while partition.waiting and partition.waiting[0].offset < wanted.end:
-                taken.append(partition.waiting.popleft())
-                partition.scouted.popleft()
-            size = sum(len(f.value) for f in taken)
+            waiting = partition.waiting
+            while waiting and waiting[0].offset < wanted.end:
+                taken.append(waiting.popleft())
+            size = sum([len(f.value) for f in taken])
             partition.waiting_bytes -= size
             self.claimed_bytes += size
             position = partition.position
@@ -212,9 +217,8 @@ class Loader:
         with self._lock:
             for name, records in fetched.items():
                 partition = self._partitions[name]
-                size = sum(len(f.value) for f in records)
+                size = sum([len(f.value) for f in records])
                 partition.waiting.extend(records)
-                partition.scouted.extend([Scouted(f.offset, f.trainable_tokens) for f in records])
                 partition.waiting_bytes += size
                 self.fetched_bytes += size
                 self.fetched_records += len(records)
@@ -223,10 +227,18 @@ class Loader:
 
     def _open(self, record: Record) -> Fetched:
         value = record.value or b""
-        headers = {name: data for name, data in record.headers if name in ("tokenizer", "trainable")}
+        said = counted = None
+        for name, data in record.headers:
+            if name == "tokenizer":
+                said = data
+            elif name == "trainable":
+                counted = data
         try:
-            if len(headers) == 2:
-                tokenizer, trainable = headers["tokenizer"].decode(), int(headers["trainable"])
+            if said is not None and counted is not None:
+                trainable = int(counted)
+                if said == self._tokenizer_bytes:
+                    return Fetched(record.offset, trainable, value)
+                tokenizer = said.decode()
             else:  # of another producer: the value says it too
                 sequence = features.decode(value)
                 tokenizer, trainable = sequence.tokenizer, sequence.trainable

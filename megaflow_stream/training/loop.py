@@ -30,9 +30,11 @@ from megaflow_stream.clock import Clock, SystemClock
 from megaflow_stream.definitions.trainer import Trainer
 from megaflow_stream.elastic.communicator import Communicator
 from megaflow_stream.elastic.reduction import BitAccumulator, Flag, Reduced
-from megaflow_stream.errors import Damaged, MegaflowError
+from megaflow_stream.errors import Damaged
+from megaflow_stream.training.alike import compare_weights
 from megaflow_stream.training.checkpointing import Checkpointer
 from megaflow_stream.training.exchange import Exchange
+from megaflow_stream.training.frozen import frozen
 from megaflow_stream.training.leader import AHEAD, Leader, Orders
 from megaflow_stream.training.lineage import LineageRows, from_bytes
 from megaflow_stream.training.loader import Loader, View
@@ -41,7 +43,7 @@ from megaflow_stream.training.planlog import Logged
 from megaflow_stream.training.progress import Phase, Progress
 from megaflow_stream.training.restore import Begin
 from megaflow_stream.training.slice import open_slice
-from megaflow_stream.training.snapshot import SnapshotBuffer, groups_json, integer_digest, scalars_json, state_tensors
+from megaflow_stream.training.snapshot import SnapshotBuffer, groups_json, scalars_json, state_tensors
 from megaflow_stream.training.totals import Times, Totals
 
 IDLE_SECONDS = 0.1  # between exchanges while there is nothing to train
@@ -110,6 +112,7 @@ class Rank:
         self._steps: list[tuple[int, float | None, int, float]] = []  # step, loss, tokens, seconds since a checkpoint
         self._saved: tuple[int, dict[TopicPartition, int]] = (begin.step, dict(begin.offsets))
 
+    @frozen()
     def run(self) -> int:
         """Trains. The last checkpoint is stored when it returns."""
         self.report("started", {"step": self.step, "world_size": self.communicator.world_size})
@@ -295,13 +298,7 @@ class Rank:
         self.progress.sign(phase, self.step)
         checkpointer = self.checkpointer
         if (self.step, self.offsets) != self._saved:
-            digest = integer_digest(self.model)
-            digests = self.communicator.all_gather_integers([digest], "comparing the ranks' weights")
-            if any(other != [digest] for other in digests):
-                raise MegaflowError(
-                    f"the ranks' weights differ at step {self.step}: nothing is saved",
-                    hint="do all ranks run the same build, threads and optimizer implementation?",
-                )
+            compare_weights(self.communicator, self.model, self.step)
             gathered = self.communicator.gather_bytes(self._lineage.take(), "gathering the lineage")
             self._saved = self.step, dict(self.offsets)
             self._gated = self.gated

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from megaflow_stream.bus.api import TopicPartition
 from megaflow_stream.errors import Damaged
@@ -21,11 +24,21 @@ from megaflow_stream.errors import Damaged
 VERSION = 1
 
 
-class Scouted(NamedTuple):
-    """A record that can be planned: its offset and its trained tokens."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Scouted:
+    """Records of one partition that can be planned, in offset order, as columns.
 
-    offset: int
-    trainable_tokens: int
+    offsets, trainable_tokens: int64 [n]; of each record its offset and its trained tokens.
+    """
+
+    offsets: NDArray[np.int64]
+    trainable_tokens: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __getitem__(self, part: slice) -> Scouted:
+        return Scouted(self.offsets[part], self.trainable_tokens[part])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +116,7 @@ class PlanEntry:
 
 def plan_step(
     step: int,
-    available: Mapping[TopicPartition, Sequence[Scouted]],
+    available: Mapping[TopicPartition, Scouted],
     *,
     global_batch: int,
     micro_slice: int,
@@ -115,32 +128,38 @@ def plan_step(
     when there is none). Full slices are taken from the partitions in proportion to what they hold (by highest
     averages, D'Hondt), then the short ends, the largest first, until the batch is full.
     """
-    waiting = {p: len(records) for p, records in available.items() if records}
+    waiting = {p: len(records) for p, records in available.items() if len(records)}
     total = sum(waiting.values())
     if not total or (total < global_batch and not close):
         return None
-    wanted = min(global_batch, total)
+    left = min(global_batch, total)
     taken: Counter[TopicPartition] = Counter()
-    while wanted - sum(taken.values()) >= micro_slice:
-        full = [p for p, n in waiting.items() if n - taken[p] >= micro_slice]
-        if not full:
-            break
-        best = max(full, key=lambda p: (waiting[p] / (taken[p] + micro_slice), -p.partition, p.topic))
+    full = [(-n / micro_slice, p.partition, p) for p, n in waiting.items() if n >= micro_slice]
+    heapify(full)
+    while full and left >= micro_slice:
+        _, number, best = full[0]
         taken[best] += micro_slice
+        left -= micro_slice
+        if waiting[best] - taken[best] >= micro_slice:
+            heapreplace(full, (-waiting[best] / (taken[best] + micro_slice), number, best))
+        else:
+            heappop(full)
     for p in sorted(waiting, key=lambda p: (taken[p] - waiting[p], p)):
-        taken[p] += min(waiting[p] - taken[p], wanted - sum(taken.values()))
+        more = min(waiting[p] - taken[p], left)
+        taken[p] += more
+        left -= more
     ranges = [_range(p, available[p][:n], micro_slice) for p, n in sorted(taken.items()) if n]
     return PlanEntry(step=step, ranges=tuple(ranges))
 
 
-def _range(partition: TopicPartition, records: Sequence[Scouted], micro_slice: int) -> Range:
+def _range(partition: TopicPartition, records: Scouted, micro_slice: int) -> Range:
     return Range(
         partition=partition,
-        begin=records[0].offset,
-        end=records[-1].offset + 1,
+        begin=int(records.offsets[0]),
+        end=int(records.offsets[-1]) + 1,
         records=len(records),
-        trainable_tokens=sum(r.trainable_tokens for r in records),
-        cuts=tuple(r.offset for r in records[micro_slice::micro_slice]),
+        trainable_tokens=int(records.trainable_tokens.sum()),
+        cuts=tuple(records.offsets[micro_slice::micro_slice].tolist()),
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, cast
 
-from megaflow_stream.bus.api import Bus, Producer, TopicPartition
+from megaflow_stream.bus.api import Bus, Producer, TopicPartition, json_headers
 from megaflow_stream.errors import Damaged, Fenced, MegaflowError, RecordsExpired
 from megaflow_stream.observe.scan import scan
 from megaflow_stream.training.plan import PlanEntry
@@ -25,6 +25,7 @@ from megaflow_stream.training.plan import PlanEntry
 # As long as a broker may be away within a transaction: one that it timed out is told like a fence. The next leader's
 # InitProducerId ends it at once, so nobody waits for this.
 TRANSACTION_SECONDS = 300.0
+_HEADERS = json_headers("megaflow.plan/1")
 
 
 def group(job: str) -> str:
@@ -106,7 +107,7 @@ class PlanLog:
             return []
         try:
             await self._producer.begin()
-            sent = [await self._producer.send(self.topic, e.to_json(), partition=0) for e in entries]
+            sent = [await self._producer.send(self.topic, e.to_json(), partition=0, headers=_HEADERS) for e in entries]
             await self._producer.send_offsets(self.group, ends)
             await self._producer.commit(cast("list[asyncio.Future[object]]", sent))
             logged = [Logged(future.result(), e) for future, e in zip(sent, entries, strict=True)]

@@ -23,6 +23,10 @@ class Drain:
         """Whether everything below the ends has been read."""
         return all(positions.get(p, 0) >= end for p, end in self.ends.items())
 
+    def open_in(self, waiting: Mapping[TopicPartition, Scouted]) -> bool:
+        """Whether a record below the ends still waits to be planned."""
+        return any(len(r) and r.offsets[0] < self.ends.get(p, 0) for p, r in waiting.items())
+
 
 class Planner:
     """What the leader remembers between plans.
@@ -43,9 +47,9 @@ class Planner:
         for r in entry.ranges:
             self.planned[r.partition] = max(self.planned.get(r.partition, 0), r.end)
 
-    def waiting(self, views: Mapping[TopicPartition, View]) -> dict[TopicPartition, list[Scouted]]:
+    def waiting(self, views: Mapping[TopicPartition, View]) -> dict[TopicPartition, Scouted]:
         """The records that were read and are not planned."""
-        return {p: [r for r in v.records if r.offset >= self.planned.get(p, 0)] for p, v in views.items()}
+        return {p: v.records[v.records.offsets.searchsorted(self.planned.get(p, 0)) :] for p, v in views.items()}
 
     def plan(self, views: Mapping[TopicPartition, View], most: int, drain: Drain | None = None) -> list[PlanEntry]:
         """At most `most` new entries; they count as planned from now on, so they must be logged, or all is over."""
@@ -75,7 +79,7 @@ class Planner:
     def _close(
         self,
         views: Mapping[TopicPartition, View],
-        available: Mapping[TopicPartition, list[Scouted]],
+        available: Mapping[TopicPartition, Scouted],
         drain: Drain | None,
     ) -> bool:
         now = self.clock.monotonic()
@@ -85,4 +89,4 @@ class Planner:
             return True
         if drain is None or not drain.read_by({p: v.position for p, v in views.items()}):
             return False
-        return any(r.offset < drain.ends.get(p, 0) for p, records in available.items() for r in records)
+        return drain.open_in(available)

@@ -72,11 +72,14 @@ def tokenizer_sha256(job: Job, path: str) -> str:
 
 @dataclass
 class Stop:
-    """Set by SIGTERM, also while the rank is still being built."""
+    """Set by SIGTERM. A rank that is still being built has nothing to finish: it ends at once."""
 
     asked: bool = False
+    building: bool = True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.building:
+            os._exit(0)
         if self.asked:
             os._exit(128 + number)
         self.asked = True
@@ -168,7 +171,8 @@ def train(job: Job, place: Place, stop: Stop, emit: Emit, closing: ExitStack) ->
         timeout_seconds=2 * trainer.rank_timeout_seconds,
         alive=progress.again,
     )
-    compare(communicator, describe(trainer, model, optimizer, schedule))
+    definition = hashlib.sha256(job.definition.read_bytes()).hexdigest()
+    compare(communicator, describe(trainer, model, optimizer, schedule, definition))
     begin = share(communicator, lead.begin if lead is not None else None)
     put_in(begin, trainer, model, optimizer, schedule)
     partitions = sorted(begin.offsets)
@@ -196,6 +200,7 @@ def train(job: Job, place: Place, stop: Stop, emit: Emit, closing: ExitStack) ->
         until_step=job.until_step,
         report=lead.report if lead is not None else lambda event, numbers: None,
     )
+    stop.building = False
     step = rank.run()
     progress.sign(Phase.STOPPING, step)
     emit(

@@ -26,9 +26,19 @@ def state_tensors(
     model: nn.Module, optimizer: Optimizer, trainable: Callable[[str], bool]
 ) -> Iterator[tuple[str, Kind, Tensor]]:
     """Every tensor of the state, with its name and kind, in a fixed order. A tied parameter comes once."""
-    named = list(model.named_parameters())
-    for name, parameter in named:
-        yield name, "trainable" if trainable(name) else "frozen", parameter.detach()
+    named = dict(model.named_parameters())
+    for name, tensor in _model_tensors(model):
+        yield name, "trainable" if name in named and trainable(name) else "frozen", tensor
+    for name, parameter in named.items():
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, Tensor):
+                yield f"optimizer/{name}/{key}", "optimizer", value
+
+
+def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then persistent buffers, detached."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter.detach()
     transient = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
@@ -36,11 +46,7 @@ def state_tensors(
     }
     for name, buffer in model.named_buffers():
         if name not in transient:
-            yield name, "frozen", buffer
-    for name, parameter in named:
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            if isinstance(value, Tensor):
-                yield f"optimizer/{name}/{key}", "optimizer", value
+            yield name, buffer.detach()
 
 
 class SnapshotBuffer:
@@ -162,13 +168,19 @@ def weights_sha256(tensors: Iterable[tuple[TensorSpec, memoryview]]) -> str:
     return digest.hexdigest()
 
 
-def integer_digest(model: nn.Module) -> int:
-    """The sum of the weights' bits as integers, modulo 2**64: cheap, to see that ranks still agree.
+def integer_digests(model: nn.Module) -> dict[str, int]:
+    """Of each parameter and persistent buffer the sum of its bits as integers, modulo 2**64: cheap, to see that ranks
+    still agree.
 
-    Words of 64 bits where a parameter has whole ones: half the elements, none of them widened."""
-    total = 0
-    for parameter in model.parameters():
-        data = parameter.detach().reshape(-1)
+    Words of 64 bits where a tensor has whole ones: half the elements, none of them widened."""
+    found = {}
+    for name, tensor in _model_tensors(model):
+        data = tensor.reshape(-1)
         whole = not data.nbytes % 8 and not data.storage_offset() * data.element_size() % 8
-        total += int(data.view(torch.int64 if whole else _INTEGERS[data.element_size()]).sum(dtype=torch.int64))
-    return (total + 2**63) % 2**64 - 2**63
+        found[name] = int(data.view(torch.int64 if whole else _INTEGERS[data.element_size()]).sum(dtype=torch.int64))
+    return found
+
+
+def integer_digest(model: nn.Module) -> int:
+    """The sum of `integer_digests`, modulo 2**64, as a signed number."""
+    return (sum(integer_digests(model).values()) + 2**63) % 2**64 - 2**63

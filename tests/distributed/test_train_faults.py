@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,29 @@ def test_sigterm_to_one_rank_stops_all_of_them_with_a_checkpoint(job: TrainingJo
     assert end["step"] >= 3
     rows = asyncio.run(trained(job))
     assert max(step for *_, step in rows) == end["step"]
+
+
+def test_a_last_checkpoint_that_takes_too_long_is_trained_again(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store does not take it in time: the launcher ends by its bound and says what was lost, which is time."""
+    fault = {"point": "rank.before_save", "step": 5, "action": "stop"}
+    monkeypatch.setenv("MEGAFLOW_FAULTS", json.dumps([fault]))
+    asyncio.run(job.write(80))
+    asyncio.run(job.drain())
+
+    async def stop() -> None:
+        def take(event: Mapping[str, Any]) -> None:
+            if event["event"] == "step" and event["step"] == 5:
+                launcher.stop()
+
+        launcher = Launcher(job.job, replace(job.job.trainer(), stop_seconds=1.0), 1, on_event=take)
+        await launcher.run()
+
+    with pytest.raises(TrainingFailed, match="did not end within 1 s") as error:
+        asyncio.run(stop())
+    assert "stop_seconds" in error.value.hint
+    monkeypatch.delenv("MEGAFLOW_FAULTS")
+    _, events = asyncio.run(launch(job, 1))
+    assert next(e["step"] for e in events if e["event"] == "step") == 1
+    check(job, events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +14,15 @@ import pytest
 
 from megaflow_stream import faults
 from megaflow_stream.bus import TopicPartition
-from megaflow_stream.checkpoint import load
+from megaflow_stream.checkpoint import load, names
 from megaflow_stream.errors import Fenced, RecordsExpired, SettingError
 from megaflow_stream.observe.scan import scan
+from megaflow_stream.storage.api import ObjectInfo, Precondition
+from megaflow_stream.storage.s3 import S3Store
 from megaflow_stream.training import leader
+from megaflow_stream.training.checkpointing import HeadAppeared
 from megaflow_stream.training.planlog import PlanLog, read_plan
+from megaflow_stream.training.progress import Phase, Progress
 from tests.training_job import ThreadGroup, TrainingJob, final, trained
 
 torch = pytest.importorskip("torch")
@@ -75,7 +80,7 @@ def test_a_restart_with_other_ranks_goes_on_where_the_checkpoint_is(job: Trainin
     asyncio.run(job.write(50))
     drained(job, 1)
     asyncio.run(job.write(45))
-    drained(job, 3, generation=2)
+    drained(job, 4, generation=2)
     asyncio.run(job.write(5))
     group = drained(job, 2, generation=3)
     rows = asyncio.run(trained(job))
@@ -204,6 +209,92 @@ def test_a_second_leader_fences_the_first(job: TrainingJob) -> None:
     second.stop.asked = True
     second.join()
     assert sorted(c for _, _, c, _ in asyncio.run(trained(job))) == expected(job)
+
+
+def test_a_head_write_of_a_killed_leader_that_is_in_flight_does_not_end_the_next_one(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(job.write(80))
+    ThreadGroup(job.with_(until_step=4), 1).join()
+    data, etag = asyncio.run(take_head(job))
+    late = arrives_late(monkeypatch, names.head(job.name), data + b" ", if_match=etag)
+    second = ThreadGroup(job.with_(until_step=10), 1, generation=2)
+    assert final(second.join())["step"] == 10
+    assert [type(answer) for answer in late] == [Precondition]
+    assert sorted(c for _, _, c, _ in asyncio.run(trained(job))) == expected(job)
+
+
+def test_where_it_is_the_first_head_of_all_the_next_leader_starts_again_from_it(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(job.write(80))
+    ThreadGroup(job.with_(until_step=4), 1).join()
+    data, _ = asyncio.run(take_head(job, delete=True))
+    late = arrives_late(monkeypatch, names.head(job.name), data, if_none_match=True)
+    second = ThreadGroup(job.with_(until_step=4), 1, generation=2)
+    with pytest.raises(HeadAppeared) as error:
+        second.join()
+    assert error.value.retriable  # so the launcher starts the ranks again
+    assert [type(answer) for answer in late] == [ObjectInfo]
+    third = ThreadGroup(job.with_(until_step=10), 1, generation=3)
+    third.wait("started", step=4)
+    third.join()
+    assert sorted(c for _, _, c, _ in asyncio.run(trained(job))) == expected(job)
+
+
+async def take_head(job: TrainingJob, *, delete: bool = False) -> tuple[bytes, str]:
+    """The head as stored, and its etag."""
+    store = await job.store()
+    data, info = await store.get(names.head(job.name))
+    if delete:
+        await store.delete(names.head(job.name))
+    await store.close()
+    return data, info.etag
+
+
+def arrives_late(monkeypatch: pytest.MonkeyPatch, key: str, data: bytes, **condition: Any) -> list[object]:
+    """A write that reaches the store while the next chunk is on its way; its answer, or its error."""
+    answers: list[object] = []
+    put = S3Store.put
+
+    async def during(store: S3Store, chunk: str, value: Any, **more: Any) -> Any:
+        if "/chunks/" in chunk and not answers:
+            answers.append(None)
+            try:
+                answers[0] = await put(store, key, data, **condition)
+            except Precondition as error:
+                answers[0] = error
+        return await put(store, chunk, value, **more)
+
+    monkeypatch.setattr(S3Store, "put", during)
+    return answers
+
+
+def test_a_stop_during_an_upload_ends_with_a_last_checkpoint(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What SIGTERM sets is set while chunks are on their way; the upload ends only after training has ended."""
+    asyncio.run(job.write(80))
+    ending, put, sign = threading.Event(), S3Store.put, Progress.sign
+    groups: list[ThreadGroup] = []
+
+    async def slow(store: S3Store, key: str, data: Any, **condition: Any) -> Any:
+        if "/chunks/" in key:
+            groups[0].stop.asked = True
+            await asyncio.to_thread(ending.wait, 60)
+        return await put(store, key, data, **condition)
+
+    def signed(progress: Progress, phase: Phase, step: int) -> None:
+        if phase is Phase.STOPPING:
+            ending.set()
+        sign(progress, phase, step)
+
+    monkeypatch.setattr(S3Store, "put", slow)
+    monkeypatch.setattr(Progress, "sign", signed)
+    groups.append(ThreadGroup(job.job, 2))
+    end = final(groups[0].join())
+    assert ending.is_set()
+    head = asyncio.run(announcements(job))[-1]
+    assert head["step"] == end["step"] >= 5
+    assert max(step for *_, step in asyncio.run(trained(job))) == end["step"]
 
 
 def test_features_of_another_tokenizer_are_refused_by_name(job: TrainingJob) -> None:

@@ -8,15 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch.distributed import HashStore
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megaflow_stream.definitions.trainer import Trainer
 from megaflow_stream.elastic.communicator import Communicator
-from megaflow_stream.training.alike import RanksDiffer, compare, describe
+from megaflow_stream.errors import MegaflowError
+from megaflow_stream.training.alike import compare, compare_weights, describe
 from megaflow_stream.training.optimizers import BuildAdamW
+from megaflow_stream.training.snapshot import integer_digest
 
 
-def description(learning_rate: float = 1e-3, micro_slice: int = 4) -> dict[str, str]:
-    model = torch.nn.Linear(3, 2)
+def description(
+    learning_rate: float = 1e-3, micro_slice: int = 4, model: torch.nn.Module | None = None, definition: str = "one"
+) -> dict[str, str]:
+    model = model or torch.nn.Linear(3, 2)
     trainer = Trainer(
         name="t",
         data="d",
@@ -28,23 +33,75 @@ def description(learning_rate: float = 1e-3, micro_slice: int = 4) -> dict[str, 
         micro_slice=micro_slice,
     )
     optimizer = BuildAdamW(learning_rate=learning_rate)(model.named_parameters())
-    return describe(trainer, model, optimizer, None)
+    return describe(trainer, model, optimizer, None, definition)
+
+
+def with_math_attention() -> dict[str, str]:
+    with sdpa_kernel(SDPBackend.MATH):
+        return description()
+
+
+def with_autocast() -> dict[str, str]:
+    with torch.autocast("cpu", torch.bfloat16):
+        return description()
+
+
+def with_other_matmul() -> dict[str, str]:
+    torch.set_float32_matmul_precision("high")
+    try:
+        return description()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def with_compiled() -> dict[str, str]:
+    model = torch.nn.Linear(3, 2)
+    model.compile(backend="eager")
+    return description(model=model)
 
 
 def compared(*ranks: dict[str, str]) -> list[str]:
     """What each rank raises."""
+    return on_ranks(len(ranks), lambda communicator: compare(communicator, ranks[communicator.rank]))
+
+
+def on_ranks(count: int, work: Callable[[Communicator], None]) -> list[str]:
+    """What each rank raises."""
     store = HashStore()
 
     def one(rank: int) -> str:
-        communicator = Communicator(store, generation=1, rank=rank, world_size=len(ranks), timeout_seconds=20)
         try:
-            compare(communicator, ranks[rank])
-        except RanksDiffer as error:
+            work(Communicator(store, generation=1, rank=rank, world_size=count, timeout_seconds=20))
+        except MegaflowError as error:
             return f"{error}; exit code {error.exit_code}"
         return ""
 
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(one, range(len(ranks))))
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+class Normed(torch.nn.Module):
+    """A parameter, running statistics, and a buffer that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.register_buffer("cache", torch.zeros(5), persistent=False)
+
+
+def test_running_statistics_that_differ_are_refused_by_name() -> None:
+    models = [Normed() for _ in range(3)]
+    assert on_ranks(3, lambda c: compare_weights(c, models[c.rank], 5)) == ["", "", ""]
+    models[1].cache.fill_(1.0)
+    assert on_ranks(3, lambda c: compare_weights(c, models[c.rank], 5)) == ["", "", ""]
+    models[1].norm(torch.arange(6.0).view(2, 3))
+    assert integer_digest(models[1]) != integer_digest(models[0])
+    said = on_ranks(3, lambda c: compare_weights(c, models[c.rank], 5))
+    assert said == ["the ranks' buffers differ at step 5: nothing is saved (tensor norm.running_mean); exit code 1"] * 3
+    with torch.no_grad():
+        models[2].norm.weight[0] = 2.0
+    said = on_ranks(3, lambda c: compare_weights(c, models[c.rank], 6))
+    assert said == ["the ranks' weights differ at step 6: nothing is saved (tensor norm.weight); exit code 1"] * 3
 
 
 def test_ranks_that_are_alike_go_on() -> None:
@@ -56,6 +113,11 @@ def test_ranks_that_are_alike_go_on() -> None:
     [
         (lambda: description(learning_rate=2e-3), "optimizer"),
         (lambda: description(micro_slice=2), "slice"),
+        (lambda: description(definition="another"), "definition"),
+        (with_math_attention, "attention kernels"),
+        (with_autocast, "autocast"),
+        (with_other_matmul, "arithmetic"),
+        (with_compiled, "compiled modules"),
         (lambda: {**description(), "threads": "64"}, "threads"),
         (lambda: {**description(), "torch build": "2.0"}, "torch build"),
     ],

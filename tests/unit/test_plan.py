@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +18,9 @@ def partition(n: int) -> TopicPartition:
     return TopicPartition("features.agent", n)
 
 
-def records(*offsets: int) -> list[Scouted]:
-    return [Scouted(o, 10 + o) for o in offsets]
+def records(*offsets: int) -> Scouted:
+    found = np.array(offsets, np.int64)
+    return Scouted(found, found + 10)
 
 
 def test_a_full_batch_is_shared_in_proportion() -> None:
@@ -35,7 +39,7 @@ def test_a_batch_that_does_not_fill_waits_and_is_trained_short_when_closed() -> 
     assert entry is not None
     assert entry.records == 3
     assert plan_step(1, {}, global_batch=16, micro_slice=4, close=True) is None
-    assert plan_step(1, {partition(0): []}, global_batch=16, micro_slice=4, close=True) is None
+    assert plan_step(1, {partition(0): records()}, global_batch=16, micro_slice=4, close=True) is None
 
 
 def test_gaps_in_offsets_do_not_matter() -> None:
@@ -58,13 +62,7 @@ gaps = st.lists(st.lists(st.integers(1, 5), max_size=40), min_size=1, max_size=6
 
 @given(gaps, st.integers(1, 5), st.integers(1, 6))
 def test_every_record_is_planned_once_in_order(gaps: list[list[int]], micro_slice: int, per_batch: int) -> None:
-    left: dict[TopicPartition, list[Scouted]] = {}
-    for n, steps in enumerate(gaps):
-        offset, found = 0, []
-        for gap in steps:
-            offset += gap
-            found.append(Scouted(offset, 1))
-        left[partition(n)] = found
+    left = {partition(n): records(*accumulate(steps)) for n, steps in enumerate(gaps)}
     total = sum(len(v) for v in left.values())
     batch, seen = micro_slice * per_batch, 0
     for step in range(1, total + 2):
@@ -74,12 +72,13 @@ def test_every_record_is_planned_once_in_order(gaps: list[list[int]], micro_slic
         assert entry.records == min(batch, total - seen)
         for r in entry.ranges:
             head, left[r.partition] = left[r.partition][: r.records], left[r.partition][r.records :]
-            assert (r.begin, r.end) == (head[0].offset, head[-1].offset + 1)
+            assert (r.begin, r.end) == (head.offsets[0], head.offsets[-1] + 1)
+            assert r.trainable_tokens == head.trainable_tokens.sum()
             inside = [s for s in slices(entry) if s.partition == r.partition]
-            counts = [sum(s.begin <= h.offset < s.end for h in head) for s in inside]
+            counts = [sum(s.begin <= offset < s.end for offset in head.offsets) for s in inside]
             assert counts == [micro_slice] * (r.records // micro_slice) + [r.records % micro_slice] * bool(
                 r.records % micro_slice
             )
         seen += entry.records
     assert seen == total
-    assert not any(left.values())
+    assert not any(len(records) for records in left.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from megaflow_stream.bus.api import TopicPartition
 from megaflow_stream.definitions.trainer import Trainer
 from megaflow_stream.training.loader import View
@@ -46,7 +48,8 @@ def planner(clock: Hand) -> Planner:
 
 
 def view(*offsets: int, position: int) -> View:
-    return View(position, [Scouted(o, 1) for o in offsets])
+    found = np.array(offsets, np.int64)
+    return View(position, Scouted(found, np.ones_like(found)))
 
 
 def test_full_batches_are_planned_at_once_and_never_twice() -> None:
@@ -87,4 +90,6 @@ def test_an_entry_of_the_log_counts_as_planned() -> None:
         second.adopt(entry)
     assert len(entries) == 2
     assert (second.next_step, second.planned) == (first.next_step, first.planned)
-    assert second.waiting(views) == first.waiting(views)
+    left = {p: records.offsets.tolist() for p, records in second.waiting(views).items()}
+    assert left == {p: records.offsets.tolist() for p, records in first.waiting(views).items()}
+    assert sum(map(len, left.values())) == 12 - sum(e.records for e in entries)
