@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from megaflow_stream.cli.context import Context, command_options, print_json, say
+from megaflow_stream.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
+    from megaflow_stream.definitions.topic import Topic
+    from megaflow_stream.project.folder import Project
     from megaflow_stream.publishing.report import Report
 
 _LINE_SECONDS = 5.0
@@ -35,9 +38,15 @@ def publish(context: Context, paths: tuple[str, ...], **options: Any) -> int:
     """Publish the conversations of files, folders, globs, or standard input (-).
 
     JSON, JSON Lines and Parquet, plain or in gzip or zstd, in any mixture: told by content. Bad records are reported
-    and the good ones published; the exit code is 1 then. Interrupted and repeated, it goes on where it stopped: what
-    has been published to the topic and dataset is not published again. A file that has grown publishes what is new.
-    Standard input is published when it ends, or a thousand conversations or 4 MiB at a time.
+    and the good ones published; the exit code is 1 then. Standard input is published when it ends, or a thousand
+    conversations or 4 MiB at a time.
+
+    Interrupted and repeated, it goes on where it stopped: what has been published to the topic and dataset is not
+    published again. That is told by content, a thousand conversations (or 4 MiB) of a file at a time: a file that has
+    grown at its end publishes what is new; one that has changed before its end is published again from there on, and
+    de-duplication removes the doubles.
+
+    Conversations that share an id and differ are all published; those of one command are counted.
 
     \b
     Example:
@@ -60,12 +69,15 @@ async def _publish(context: Context, paths: tuple[str, ...], options: dict[str, 
     from megaflow_stream.conversations.detect import AUTO
     from megaflow_stream.conversations.files import sources
     from megaflow_stream.conversations.parsers import parser
-    from megaflow_stream.errors import SettingError
     from megaflow_stream.publishing.publish import publish as task
+    from megaflow_stream.publishing.report import check_rejects
     from megaflow_stream.runtime.connection import connected
 
     # What is wrong with the command is said before a service is started.
-    sources(paths)
+    found = sources(paths)
+    if options["rejects"] is not None:
+        check_rejects(options["rejects"], found)
+    declared = _declared(context.project, options["topic"])
     if options["format"] != AUTO:
         parser(options["format"])
     try:
@@ -74,15 +86,40 @@ async def _publish(context: Context, paths: tuple[str, ...], options: dict[str, 
         raise SettingError(f"--dataset {error}") from error
     with showing() as progress:
         if options["dry_run"]:
+            if declared is not None:
+                options["limit_bytes"] = declared.max_message_bytes
             return await task(None, paths, progress=progress, **options)
         async with connected(context.project, context.settings, kafka=True, s3=False) as connection:
             return await task(connection.bus, paths, progress=progress, **options)
 
 
+def _declared(project: Project, name: str) -> Topic | None:
+    """The project's topic of that name. Raises `UsageError` where it is for something else: no processor takes
+    conversations from it, or one of them writes it."""
+    from megaflow_stream.definitions.loading import definitions
+    from megaflow_stream.definitions.processor import Processor
+    from megaflow_stream.publishing.publish import TOPIC
+
+    topic = next((topic for topic in project.topics() if topic.name == name), None)
+    if topic is None or name == TOPIC:
+        return topic
+    files = sorted((project.root / "processors").glob("*.py"))
+    processors = [processor for file in files for processor in definitions(file, Processor)]
+    sources = {processor.source for processor in processors}
+    sources -= {sink.topic for processor in processors for sink in processor.sinks}
+    if processors and name not in sources:
+        raise UsageError(
+            f"--topic {name} is for something else: {topic.purpose or 'no processor takes conversations from it'}",
+            hint=f"this project's processors take conversations from {' and '.join(sorted(sources)) or 'no topic'}; "
+            "a topic that topics/ does not declare is yours to publish to",
+        )
+    return topic
+
+
 def show_rejects(report: Report, path: Path | None) -> None:
-    """The first bad records, each with file, line and reason, then how many more there are; on stderr."""
-    for name in report.passed_files:
-        say(f"left alone: {name} holds no conversations")
+    """What was left alone, the first bad records with file, line and reason, then how many more; on stderr."""
+    for name, reason in report.passed.items():
+        say(f"left alone: {name}: {reason}")
     for reject in report.first_rejects:
         say(f"bad record: {reject}")
     if more := report.rejected - len(report.first_rejects):
@@ -104,7 +141,7 @@ def summary(report: Report) -> str:
     if report.already_published:
         lines.append(f"{report.already_published:,} had been published before")
     if report.same_id_other_content:
-        lines.append(f"{report.same_id_other_content:,} have the id of another with other content; all were kept")
+        lines.append(f"{report.same_id_other_content:,} share the id of another of this input and differ; all are kept")
     if report.rejected:
         lines.append(f"{report.rejected:,} bad records were not published")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -39,7 +40,11 @@ def blocks(stream: BinaryIO, consumed: Callable[[int], object] = lambda size: No
 
 
 def _plain(stream: BinaryIO, consumed: Callable[[int], object]) -> Iterator[bytes]:
-    while block := stream.read(BLOCK_BYTES):
+    # A pipe that another program has set not to block gives None while it is empty.
+    while (block := stream.read(BLOCK_BYTES)) != b"":
+        if block is None:
+            select.select([stream], [], [])
+            continue
         consumed(len(block))
         yield block
 

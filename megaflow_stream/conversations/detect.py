@@ -10,11 +10,12 @@ from megaflow_stream.conversations.parsers import PARSERS, parser
 from megaflow_stream.errors import BadRecord
 
 AUTO = "auto"
+_MATCHES = [(name, candidate.matches) for name, candidate in PARSERS.items()]
 
 
 def detect(document: Mapping[str, Any]) -> str:
     """The name of the one dialect that matches. Raises `BadRecord` where none does, or several."""
-    names = [name for name, candidate in PARSERS.items() if candidate.matches(document)]
+    names = [name for name, matches in _MATCHES if matches(document)]
     if len(names) == 1:
         return names[0]
     if names:

@@ -1,14 +1,16 @@
 """Documents of files: paths, folders, globs and standard input, in an order that is the same every time.
 
 What a file holds (JSON, JSON Lines, Parquet, plain or compressed) is told by its content, never by its name. A folder
-is read with all that is below it, in the order of the names; hidden files are left alone, and so is a file in a folder
-that holds no JSON at all (a licence, a picture): that one is given as `Passed`.
+is read with all that is below it, in the order of the names. Hidden files are left alone; so are, given as `Passed`, a
+file of a folder that holds no JSON at all (a licence, a picture), a link to another folder or to nothing, and a pipe.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,7 @@ STDIN = "-"
 
 
 class Passed(NamedTuple):
-    """A file of a folder that was left alone, and why."""
+    """An entry of a folder that was left alone, and why."""
 
     reason: str
 
@@ -43,12 +45,14 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One file. `path` is None for standard input; `in_folder` when nobody named this very file."""
+    """One file. `path` is None for standard input; `in_folder` when nobody named this very file; `instead` is all that
+    is given of one that is not opened."""
 
     name: str
     path: Path | None
     in_folder: bool = False
     size_bytes: int = 0
+    instead: Passed | BadInput | None = None
 
 
 def sources(paths: Sequence[str | Path]) -> list[Source]:
@@ -74,13 +78,33 @@ def _under(path: Path) -> list[Source]:
     if not path.is_dir():
         return [Source(name=str(path), path=path, size_bytes=path.stat().st_size)]
     found: list[Source] = []
-    for folder, folders, names in os.walk(path):
+
+    def unreadable(error: OSError) -> None:
+        bad = BadInput(0, f"the folder cannot be read: {error.strerror}", b"")
+        found.append(Source(name=str(error.filename), path=Path(error.filename), in_folder=True, instead=bad))
+
+    for folder, folders, names in os.walk(path, onerror=unreadable):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            file = Path(folder, name)
-            if not name.startswith(".") and file.is_file():
-                found.append(Source(name=str(file), path=file, in_folder=True, size_bytes=file.stat().st_size))
+        found += [_entry(Path(folder, name)) for name in sorted([*names, *links]) if not name.startswith(".")]
     return found
+
+
+def _entry(path: Path) -> Source:
+    """An entry of a folder that is no folder itself."""
+    size_bytes, instead = 0, None
+    try:
+        status = path.stat()
+        size_bytes = status.st_size
+        if stat.S_ISDIR(status.st_mode):
+            instead = Passed("a link to a folder is not followed: name it to have it read")
+        elif not stat.S_ISREG(status.st_mode):
+            instead = Passed("neither a file nor a folder")
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            instead = Passed("a link that leads nowhere")
+        # anything else is said by who opens it
+    return Source(name=str(path), path=path, in_folder=True, size_bytes=0 if instead else size_bytes, instead=instead)
 
 
 def read(
@@ -105,14 +129,28 @@ def scan(
     consumed: told of each number of bytes taken from the file.
     stdin: what `-` means, the process's own standard input by default.
     """
+    if source.instead is not None:
+        yield source.instead
+        return
     try:
-        if source.path is None:
-            yield from _read(stdin or sys.stdin.buffer, source, consumed)
-        else:
+        if source.path is not None:
             with open(source.path, "rb") as stream:
+                yield from _read(stream, source, consumed)
+        elif stdin is not None:
+            yield from _read(stdin, source, consumed)
+        else:
+            with _standard_input() as stream:
                 yield from _read(stream, source, consumed)
     except OSError as error:
         yield BadInput(0, f"the file cannot be read: {error.strerror or error}", b"")
+
+
+def _standard_input() -> BinaryIO:
+    """Without a buffer: `sys.stdin.buffer` is locked while a thread waits in its `read`, and Python aborts when it ends
+    meanwhile and cannot have that lock."""
+    if sys.stdin is None:  # file 0 may be anything by now
+        raise OSError(errno.EBADF, "standard input is closed")
+    return open(0, "rb", buffering=0, closefd=False)
 
 
 def _read(stream: BinaryIO, source: Source, consumed: Callable[[int], object]) -> Iterator[Text | BadInput | Passed]:

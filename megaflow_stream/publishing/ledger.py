@@ -1,8 +1,11 @@
 """What has been published: the compacted topic `publish.ledger`, one entry a chunk.
 
 An entry is written in the transaction of its chunk's records, so a chunk is published if and only if its entry can be
-read. A run reads the ledger after its transactional id has been initialised, which ends what a killed run left open,
-and up to the log's end at that moment, waiting for open transactions of others: entries behind them count too.
+read. A run reads the ledger up to the log's end, waiting until each transaction with an entry before that end is
+decided. So what a killed run has left behind is settled, whichever transactional id it had: it asked for its commit
+after its entries were acknowledged; either they are before that end, and are read if it was committed, or it never was.
+Initialising the transactional id comes first: it ends at once what a run of the same id left open, and fences that run
+if it lives. Two runs of different ids that publish the same content *at the same time* do not see each other.
 
 Most entries are *closed*: the chunk was full and all its documents were good, so the same place of the same file can
 only give the same chunk again. An *open* entry (a short chunk, or one with rejects) lists its documents' hashes, so
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +28,11 @@ from megaflow_stream.errors import BusError
 
 TOPIC = "publish.ledger"
 HASH_BYTES = 8  # of the 16 of a document's hash: within the one chunk that they are compared to it is enough
-# An open transaction of another publisher ends at the latest when the broker times it out (20 s).
+# An open transaction of another publisher ends at the latest when the broker times it out (20 s, found within 10).
 _PATIENCE_SECONDS = 60.0
+_SAID_SECONDS = 3.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +115,12 @@ async def read(bus: Bus, topic: str, dataset: str) -> Ledger:
     if not wanted:
         return ledger
     reader = await bus.reader()
+    loop = asyncio.get_running_loop()
+    words = "another publisher is in a transaction, or has left one open: waiting for its end, for %g s at most"
+    said = loop.call_later(_SAID_SECONDS, log.warning, words, _PATIENCE_SECONDS)
     try:
         reader.assign({p: begins[p] for p in wanted})
         async with asyncio.timeout(None) as patience:
-            clock = asyncio.get_running_loop().time
             reached: dict[object, int] = {}
             while wanted:
                 for records in (await reader.fetch()).values():
@@ -120,7 +129,9 @@ async def read(bus: Bus, topic: str, dataset: str) -> Ledger:
                 positions = {p: await reader.position(p) for p in wanted}
                 if positions != reached:
                     reached = dict(positions)
-                    patience.reschedule(clock() + _PATIENCE_SECONDS)
+                    patience.reschedule(loop.time() + _PATIENCE_SECONDS)
+                    said.cancel()
+                    said = loop.call_later(_SAID_SECONDS, log.warning, words, _PATIENCE_SECONDS)
                 wanted = {p: end for p, end in wanted.items() if positions[p] < end}
     except TimeoutError as error:
         raise BusError(
@@ -130,5 +141,6 @@ async def read(bus: Bus, topic: str, dataset: str) -> Ledger:
             topic=TOPIC,
         ) from error
     finally:
+        said.cancel()
         await reader.close()
     return ledger

@@ -1,24 +1,33 @@
-"""The transactional producer of a publish, made anew after a failure that may pass."""
+"""The transactional producer of a publish, made anew after a failure that may pass.
+
+While no broker answers aiokafka waits for ever; here a batch is given up after `AWAY_SECONDS`, and said to be waiting
+before that.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import stamina
 
-from megaflow_stream.bus.api import Bus, OutRecord, Producer, TopicPartition
-from megaflow_stream.errors import Fenced
+from megaflow_stream.bus.api import Bus, OutRecord, Producer, TopicPartition, json_headers
+from megaflow_stream.errors import Fenced, ServiceUnreachable
 from megaflow_stream.publishing import ledger as ledgers
 from megaflow_stream.publishing.ledger import Entry, Ledger
 from megaflow_stream.publishing.record import Prepared
 from megaflow_stream.publishing.spread import partitions_of
 
 T = TypeVar("T")
-RETRY_SECONDS = 60.0
-_JSON = [("content-type", b"application/json")]
+AWAY_SECONDS = 60.0  # an embedded broker that died is up again within 10
+SAID_SECONDS = 5.0
+TRANSACTION_SECONDS = 25.0  # the broker aborts one after 20: this producer cannot commit it any more
+
+log = logging.getLogger(__name__)
+_HEADERS = json_headers("megaflow.ledger/1")
 
 
 @dataclass(slots=True)
@@ -51,7 +60,10 @@ class Outlet:
         return await ledgers.read(self.bus, self.topic, self.dataset)
 
     async def write(self, batch: Batch) -> None:
-        """Commits a batch. Where a failure leaves open whether it was, the ledger tells before it is tried again."""
+        """Commits a batch. Where a failure leaves open whether it was, the ledger tells before it is tried again.
+
+        Raises `ServiceUnreachable` when it is not committed within `AWAY_SECONDS`, `Fenced`.
+        """
 
         async def once() -> None:
             if self._producer is None:
@@ -59,13 +71,30 @@ class Outlet:
                 if all(written.get(key) == value for key, _, value in batch.entries):
                     return
             try:
-                await self._transaction(batch)
+                async with asyncio.timeout(TRANSACTION_SECONDS):
+                    await self._transaction(batch)
+            except TimeoutError as error:
+                await self.close()
+                raise ServiceUnreachable("a transaction did not end", topic=self.topic) from error
             except BaseException:
                 await self.close()
                 raise
 
+        said = asyncio.get_running_loop().call_later(
+            SAID_SECONDS,
+            log.warning,
+            "Kafka takes long to answer: waiting for it, for %g s at most",
+            AWAY_SECONDS,
+        )
         try:
-            await self._trying(once)
+            async with asyncio.timeout(AWAY_SECONDS):
+                await self._trying(once)
+        except TimeoutError as error:
+            raise ServiceUnreachable(
+                f"publishing stopped: Kafka did not answer for {AWAY_SECONDS:g} s",
+                hint="`megaflow services status`; when Kafka is back, publish again: it goes on where this one stopped",
+                topic=self.topic,
+            ) from error
         except Fenced as error:
             raise Fenced(
                 f"publishing stopped: {error.message}",
@@ -73,6 +102,8 @@ class Outlet:
                 "may take: publish again, it goes on where this one stopped",
                 **error.where,
             ) from error
+        finally:
+            said.cancel()
 
     async def _transaction(self, batch: Batch) -> None:
         producer = self._producer
@@ -87,7 +118,7 @@ class Outlet:
         for (topic, partition), records in zip(self._partitions, split, strict=True):
             if records:
                 sent += await producer.send_many(topic, partition, records)
-        entries = [OutRecord(value, key, _JSON) for key, _, value in batch.entries]
+        entries = [OutRecord(value, key, _HEADERS) for key, _, value in batch.entries]
         sent += await producer.send_many(ledgers.TOPIC, 0, entries)
         await producer.commit(sent)
 
@@ -95,7 +126,7 @@ class Outlet:
         async for attempt in stamina.retry_context(
             on=lambda error: bool(getattr(error, "retriable", False)),
             attempts=None,
-            timeout=RETRY_SECONDS,
+            timeout=AWAY_SECONDS,
             wait_initial=0.1,
             wait_max=2.0,
         ):

@@ -1,8 +1,9 @@
 """Publishes the conversations of files, once, whatever is interrupted and repeated.
 
 A chunk's records and its entry in the ledger go out in one transaction. A run that is killed leaves chunks that are
-done and chunks that are not; the next run of the same command first ends what the killed one left open (same
-transactional id), reads the ledger, and does the rest. A broker that fails in between is the same thing inside a run.
+done, chunks that are not, and perhaps an open transaction. The next run of the same files on the same host ends that
+at once (same transactional id), any other waits until the broker has (`publishing/ledger.py`). Then it reads the ledger
+and does the rest. A broker that fails in between is the same thing inside a run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -25,7 +27,7 @@ from megaflow_stream.publishing.ahead import ahead
 from megaflow_stream.publishing.ledger import Ledger
 from megaflow_stream.publishing.outlet import Outlet
 from megaflow_stream.publishing.record import Recorder
-from megaflow_stream.publishing.report import Rejects, Report
+from megaflow_stream.publishing.report import Rejects, Report, check_rejects
 from megaflow_stream.publishing.run import Run
 
 TOPIC = "conversations.raw"
@@ -45,6 +47,7 @@ async def publish(
     rejects: Path | None = None,
     again: bool = False,
     dry_run: bool = False,
+    limit_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     progress: Callable[[Report], None] | None = None,
     stdin: BinaryIO | None = None,
     clock: Clock | None = None,
@@ -58,24 +61,27 @@ async def publish(
     rejects: a file that takes the bad records, one JSON object a line.
     again: publishes also what the ledger has.
     dry_run: reads and checks everything, sends nothing.
+    limit_bytes: the largest record that the topic takes, where there is no bus that could be asked.
     progress: called after each chunk with the report so far.
 
-    Raises `UsageError` for an input that is not there, `SettingError` for an unknown format, `NotFound` for a missing
-    topic, `Fenced` when the same publish is started elsewhere, and what the bus raises when it stays away.
+    Raises `UsageError` for an input that is not there or a `rejects` that cannot be written, `SettingError` for an
+    unknown format, `NotFound` for a missing topic, `Fenced` when the same files are published by another process of
+    this host, and what the bus raises when it stays away.
     """
     clock = clock or SystemClock()
     started = clock.monotonic()
     found = sources(inputs)
-    if rejects is not None and any(s.path is not None and s.path.resolve() == rejects.resolve() for s in found):
-        raise UsageError(f"the rejects would overwrite the input {rejects}")
+    if rejects is not None:
+        check_rejects(rejects, found)
     report = Report(skip_bad=skip_bad, dry_run=dry_run, total_bytes=sum(source.size_bytes for source in found))
     if bus is None and not dry_run:
         raise UsageError("publishing needs a bus")
-    largest = DEFAULT_MAX_MESSAGE_BYTES if bus is None else await max_message_bytes(bus, topic)
-    recorder = Recorder(dataset=dataset, producer=producer, format=format, max_message_bytes=largest)
+    if bus is not None:
+        limit_bytes = await max_message_bytes(bus, topic)
+    recorder = Recorder(dataset=dataset, producer=producer, format=format, max_message_bytes=limit_bytes)
     outlet: Outlet | None = None
     if bus is not None and not dry_run:
-        outlet = Outlet(bus, topic, dataset, transactional_id(topic, dataset, producer, inputs))
+        outlet = Outlet(bus, topic, dataset, transactional_id(topic, dataset, inputs))
     try:
         ledger = Ledger(topic, dataset)
         if outlet is not None:
@@ -114,11 +120,14 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-def transactional_id(topic: str, dataset: str, producer: str, inputs: Sequence[str | Path]) -> str:
-    """The same for the same command: its repetition ends what a killed run left open, and two at once cannot both
-    write."""
-    named = sorted(STDIN + producer if str(i) == STDIN else os.path.abspath(i) for i in inputs)
-    source = hashlib.blake2b("\0".join(named).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+def transactional_id(topic: str, dataset: str, inputs: Sequence[str | Path]) -> str:
+    """The same for the same files of the same host: a repetition ends at once what a killed run left open, and two at
+    once cannot both write. Every other run has one of its own: what another host calls /data/in.jsonl, or comes through
+    another pipe, is something else, and must not be fenced."""
+    named = [os.path.abspath(i) for i in inputs if str(i) != STDIN]
+    named = sorted(named) if len(named) == len(inputs) else [os.urandom(16).hex()]
+    name = "\0".join([socket.gethostname(), *named])
+    source = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return f"megaflow.publish.{topic}.{dataset}.{source}"
 
 

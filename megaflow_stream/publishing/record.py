@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from megaflow_stream.bus.api import Headers
 from megaflow_stream.conversations.detect import AUTO, detect
-from megaflow_stream.conversations.parsers import PARSERS, Parser, parser
+from megaflow_stream.conversations.identity import own_id
+from megaflow_stream.conversations.parsers import PARSERS, PLAIN, parser
 from megaflow_stream.errors import BadRecord
 
 SCHEMA = b"megaflow.raw/1"
@@ -35,7 +36,8 @@ class Recorder:
 
     def __init__(self, *, dataset: str, producer: str, format: str, max_message_bytes: int) -> None:
         self.dataset, self.max_message_bytes = dataset, max_message_bytes
-        self._parser: Parser | None = None if format == AUTO else parser(format)
+        if format != AUTO:
+            parser(format)  # refuses what it does not know
         self._format = "" if format == AUTO else format.replace("-", "_").lower()
         self._fixed = [
             ("content-type", b"application/json"),
@@ -50,9 +52,14 @@ class Recorder:
     def prepare(self, raw: bytes, document: Mapping[str, Any]) -> Prepared:
         """Raises `BadRecord` where the document cannot be read as a conversation or is too large."""
         name = self._format or detect(document)
-        conversation = (self._parser or parser(name)).parse(document, self.dataset)
+        own = own_id(document)
+        plain = PLAIN.get(name)
+        if own is None or plain is None or not plain(document):
+            conversation_id = PARSERS[name].parse(document, self.dataset).id
+        else:
+            conversation_id = own
         try:
-            key = conversation.id.encode()
+            key = conversation_id.encode()
         except UnicodeEncodeError as error:
             raise BadRecord(f"the id is no valid text: {error}") from error
         if len(key) > MAX_KEY_BYTES:
@@ -60,7 +67,7 @@ class Recorder:
         size = len(key) + len(raw) + self._fixed_bytes + _OVERHEAD_BYTES
         if size > self.max_message_bytes:
             raise BadRecord(
-                f"the record has {size} bytes; the topic takes {self.max_message_bytes} (max_message_bytes of its YAML)"
+                f"the record has {size} bytes; the topic takes {self.max_message_bytes} (`max_message` of its YAML)"
             )
         return Prepared(key, raw, [*self._by_format[name], ("traceparent", next(self._traces))], name)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import orjson
+
+from megaflow_stream.conversations.files import Source
+from megaflow_stream.errors import UsageError
 
 SHOWN = 20
 
@@ -36,8 +41,9 @@ class Report:
     published, bytes: documents that went out in committed transactions, and the bytes of their values.
     already_published: documents that an earlier run had published.
     same_id_other_content: documents of this run whose own id an earlier one of it had with other bytes; all are kept.
+        What other runs have published is not compared.
     rejected, first_rejects: bad records, and the first of them.
-    passed_files: files found in folders that hold no JSON.
+    passed: what was left alone in folders, and why.
     read_bytes, total_bytes: of the files, as they lie on disk; total is 0 where it is not known.
     """
 
@@ -49,12 +55,16 @@ class Report:
     seconds: float = 0.0
     files: int = 0
     by_format: dict[str, int] = field(default_factory=dict)
-    passed_files: list[str] = field(default_factory=list)
+    passed: dict[str, str] = field(default_factory=dict)
     first_rejects: list[Reject] = field(default_factory=list)
     read_bytes: int = 0
     total_bytes: int = 0
     skip_bad: bool = False
     dry_run: bool = False
+
+    @property
+    def passed_files(self) -> list[str]:
+        return list(self.passed)
 
     @property
     def exit_code(self) -> int:
@@ -79,6 +89,16 @@ class Report:
             "rejects": rejects,
             "dry_run": self.dry_run,
         }
+
+
+def check_rejects(path: Path, inputs: Sequence[Source]) -> None:
+    """Raises `UsageError` where bad records could not be written to this file, or would overwrite an input."""
+    if any(source.path is not None and source.path.resolve() == path.resolve() for source in inputs):
+        raise UsageError(f"the rejects would overwrite the input {path}")
+    if not path.parent.is_dir():
+        raise UsageError(f"the rejects cannot be written to {path}: there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"the rejects cannot be written to {path}", hint="name a file that you may write")
 
 
 class Rejects:

@@ -49,7 +49,7 @@ class Run:
         for source in sources:
             for chunk in cut(source.name, scan(source, self._consumed, stdin)):
                 if not isinstance(chunk, Chunk):
-                    self.report.passed_files.append(source.name)
+                    self.report.passed[source.name] = chunk.reason
                     continue
                 self._add(chunk)
                 if self.batch.size_bytes >= TRANSACTION_BYTES:
@@ -57,7 +57,7 @@ class Run:
                 else:
                     yield None
             self.report.files += 1
-        self.report.files -= len(self.report.passed_files)
+        self.report.files -= len(self.report.passed)
         yield self._full()
 
     def _consumed(self, size: int) -> None:

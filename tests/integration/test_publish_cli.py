@@ -18,7 +18,7 @@ import pytest
 from megaflow_stream.bus import Bus, TopicDescription, connect
 from megaflow_stream.conversations import synthetic
 from megaflow_stream.publishing import ledger
-from tests.integration.test_publish import lines, made, read_all
+from tests.integration.publish_case import lines, made, read_all
 
 GOOD = b'{"messages":[{"role":"user","content":"Hi"}]}'
 

@@ -19,7 +19,7 @@ from megaflow_stream.bus import Bus, Producer, TopicDescription, connect
 from megaflow_stream.conversations import synthetic
 from megaflow_stream.errors import BadRecord, BusError, NotFound, ServiceUnreachable, UsageError
 from megaflow_stream.testing import MemoryCluster
-from tests.integration.test_publish import read_all
+from tests.integration.publish_case import read_all
 
 
 @pytest.fixture
@@ -132,6 +132,41 @@ async def test_what_could_not_be_delivered_is_raised() -> None:
         await publisher.publish(conversation)
     with pytest.raises(BusError, match="lost"):
         await publisher.__aexit__(None, None, None)
+
+
+async def test_flush_waits_no_longer_than_it_is_told_and_goes_on_later() -> None:
+    bus: Any = Slow(MemoryCluster({"raw": 1}).bus())
+    conversation = {"messages": [{"role": "user", "content": "Hi"}]}
+    size = len(orjson.dumps(conversation))
+    async with Publisher(bus=bus, topic="raw", budget_bytes=2 * size, timeout_seconds=0.05) as publisher:
+        for _ in range(2):
+            await publisher.publish(conversation)
+        for wait in (publisher.flush(), publisher.flush(0.01), publisher.publish(conversation)):
+            with pytest.raises(ServiceUnreachable, match="2 conversations are sent and not acknowledged") as caught:
+                await wait
+        assert "call flush() again" in caught.value.hint
+        for future in bus.waiting:
+            future.set_result(0)
+        await publisher.flush()
+        assert (publisher.published, len(bus.waiting)) == (2, 2)
+    with pytest.raises(UsageError, match="timeout"):
+        Publisher(bus=bus, timeout_seconds=0)
+
+
+async def test_what_is_never_acknowledged_is_said_at_the_end_and_after_an_error_not_waited_for_again() -> None:
+    bus: Any = Slow(MemoryCluster({"raw": 1}).bus())
+    conversation = {"messages": [{"role": "user", "content": "Hi"}]}
+
+    async def program(timeout_seconds: float, flush_seconds: float | None) -> None:
+        async with Publisher(bus=bus, topic="raw", timeout_seconds=timeout_seconds) as publisher:
+            await publisher.publish(conversation)
+            if flush_seconds:
+                await publisher.flush(flush_seconds)
+
+    with pytest.raises(ServiceUnreachable, match="1 conversations"):
+        await program(0.01, None)
+    with pytest.raises(ServiceUnreachable, match=r"for 0\.02 s"):  # and not for a day
+        await program(86400, 0.02)
 
 
 async def test_an_error_of_the_program_is_not_hidden() -> None:

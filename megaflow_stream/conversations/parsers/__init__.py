@@ -7,7 +7,7 @@ module and another line below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from megaflow_stream.conversations.canonical import Conversation
@@ -27,6 +27,13 @@ PARSERS: dict[str, Parser] = {
     openai_chat.NAME: openai_chat,
     sharegpt.NAME: sharegpt,
     tau_bench.NAME: tau_bench,
+}
+
+# Of the dialects that have one: a quick look that says yes only where `parse` is sure to succeed. Who needs no more
+# than a document's own id is spared the canonical form.
+PLAIN: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    openai_chat.NAME: openai_chat.plain,
+    tau_bench.NAME: tau_bench.plain,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -12,7 +12,7 @@ from megaflow_stream.errors import BadRecord
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 REASONING_PARTS = ("reasoning", "thinking")
 NOT_READ = "images, audio and files are not read yet"
-_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+MEDIA = frozenset(("images", "image", "videos", "video", "audios", "audio"))
 
 
 # `*what` are the words that an error begins with: they are joined when there is one, not for every field of every
@@ -29,6 +29,17 @@ def json_text(value: object, *what: object) -> str:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError as error:
         raise BadRecord(f"{_joined(what)} cannot be written as JSON: {error}") from error
+
+
+def writable(value: object) -> bool:
+    """Whether `json_text` takes it."""
+    if value is None or type(value) is str:
+        return True
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 def string(value: object, *what: object) -> str:
@@ -76,11 +87,14 @@ def text_and_reasoning(content: object, index: int) -> tuple[str, str]:
 
 def only_text(document: Mapping[str, Any]) -> None:
     """Raises `BadRecord` for a document that comes with pictures or sound beside its messages."""
-    for key in _MEDIA:
-        if document.get(key):
-            raise BadRecord(f"the conversation comes with {key}: {NOT_READ}")
+    if not MEDIA.isdisjoint(document):
+        for key in document:
+            if key in MEDIA and document[key]:
+                raise BadRecord(f"the conversation comes with {key}: {NOT_READ}")
 
 
-def left_over(mapping: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+def left_over(mapping: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     """What a mapping says beside the known keys, nulls left out: kept as metadata, never lost."""
+    if known.issuperset(mapping):
+        return {}
     return {key: value for key, value in mapping.items() if key not in known and value is not None}

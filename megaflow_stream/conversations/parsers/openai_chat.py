@@ -11,12 +11,14 @@ from typing import Any
 from megaflow_stream.conversations.canonical import Conversation, Message, Role, ToolCall
 from megaflow_stream.conversations.identity import ID_KEYS, identify
 from megaflow_stream.conversations.parsers.content import (
+    MEDIA,
     NOT_READ,
     json_text,
     left_over,
     only_text,
     string,
     text_and_reasoning,
+    writable,
 )
 from megaflow_stream.errors import BadRecord
 
@@ -43,6 +45,7 @@ _FIELDS = frozenset(
     )
 )
 _RARE = frozenset(("function_call", "refusal", "reasoning", "reasoning_content"))
+_PLAIN = frozenset(("role", "content", "tool_calls", "tool_call_id", "name"))
 _DOCUMENT = frozenset(("messages", "tools", *ID_KEYS))
 
 
@@ -71,6 +74,54 @@ def parse(document: Mapping[str, Any], dataset: str) -> Conversation:
         metadata=metadata,
         format=NAME,
     )
+
+
+def plain(document: Mapping[str, Any]) -> bool:
+    """True only where `parse` is sure to succeed, as it is for nearly every good document."""
+    return (
+        MEDIA.isdisjoint(document)
+        and plain_messages(document.get("messages"))
+        and writable(document.get("tools") or document.get("functions"))
+    )
+
+
+def plain_messages(raw: object) -> bool:
+    """True only where `read_messages` is sure to succeed."""
+    if type(raw) is not list:
+        return False
+    for item in raw:
+        if type(item) is not dict:
+            return False
+        get = item.get
+        role, content = get("role"), get("content")
+        if type(role) is not str or role not in ROLES or (type(content) is not str and content is not None):
+            return False
+        if len(item) == 2 and content is not None:
+            continue
+        name, call_id, calls = get("name"), get("tool_call_id"), get("tool_calls")
+        if (
+            not _PLAIN.issuperset(item)
+            or (type(name) is not str and name is not None)
+            or (type(call_id) is not str and call_id is not None)
+            or (calls is not None and not _plain_calls(calls))
+        ):
+            return False
+    return True
+
+
+def _plain_calls(calls: object) -> bool:
+    if type(calls) is not list:
+        return False
+    for call in calls:
+        if type(call) is not dict or "custom" in call or type(call.get("id")) is not str:
+            return False
+        function = call.get("function")
+        if type(function) is not dict:
+            return False
+        name = function.get("name")
+        if type(name) is not str or not name or type(function.get("arguments")) is not str:
+            return False
+    return True
 
 
 def read_messages(raw: object, name: str) -> tuple[list[Message], dict[str, Any]]:
@@ -102,19 +153,16 @@ def _message(item: Mapping[str, Any], index: int) -> Message:
     known = ROLES.get(role) if isinstance(role, str) else None
     if known is None:
         raise BadRecord(f"message {index}: unknown role {role!r}; known are {', '.join(ROLES)}")
-    content = item.get("content")
-    reasoning = ""
-    if not isinstance(content, str):
-        content, reasoning = text_and_reasoning(content, index)
     get = item.get
-    calls: tuple[ToolCall, ...] = ()
-    name = call_id = ""
-    if (found := get("tool_calls")) is not None:
-        calls = _calls(found, index)
-    if (found := get("tool_call_id")) is not None:
-        call_id = string(found, "message ", index, ": tool_call_id")
-    if (found := get("name")) is not None:
-        name = string(found, "message ", index, ": name")
+    content, name, call_id = get("content"), get("name"), get("tool_call_id")
+    reasoning = ""
+    if type(content) is not str:
+        content, reasoning = text_and_reasoning(content, index)
+    calls = () if (found := get("tool_calls")) is None else _calls(found, index)
+    if type(call_id) is not str:
+        call_id = string(call_id, "message ", index, ": tool_call_id")
+    if type(name) is not str:
+        name = string(name, "message ", index, ": name")
     if not _RARE.isdisjoint(item):
         if (found := get("function_call")) is not None:
             calls = (*calls, _function(found, "", "message ", index, ": function_call"))
@@ -131,6 +179,13 @@ def _calls(listed: object, index: int) -> tuple[ToolCall, ...]:
         raise BadRecord(f"message {index}: tool_calls is {type(listed).__name__}, not a list")
     calls: list[ToolCall] = []
     for number, call in enumerate(listed):
+        if type(call) is dict and "custom" not in call:  # nearly all there are
+            call_id, function = call.get("id"), call.get("function")
+            if type(call_id) is str and type(function) is dict:
+                name, arguments = function.get("name"), function.get("arguments")
+                if type(name) is str and name and type(arguments) is str:
+                    calls.append(ToolCall(name=name, arguments=arguments, id=call_id))
+                    continue
         where = ("message ", index, ": tool call ", number)
         if not isinstance(call, dict):
             raise BadRecord(f"message {index}: tool call {number} is {type(call).__name__}, not an object")

@@ -83,7 +83,9 @@ def _message(turn: Mapping[str, Any], index: int) -> Message:
     value = turn.get("value")
     if speaker in CALLS:
         return Message(role=role, tool_calls=tuple(_calls(value, index)))
-    return Message(role=role, content=string(value, "message ", index, ": value"))
+    if type(value) is not str:
+        value = string(value, "message ", index, ": value")
+    return Message(role=role, content=value)
 
 
 def _calls(value: object, index: int) -> list[ToolCall]:

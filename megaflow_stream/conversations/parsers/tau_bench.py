@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from megaflow_stream.conversations.canonical import Conversation, Message, Role
 from megaflow_stream.conversations.identity import ID_KEYS, identify
-from megaflow_stream.conversations.parsers.content import json_text, left_over
-from megaflow_stream.conversations.parsers.openai_chat import read_messages
+from megaflow_stream.conversations.parsers.content import json_text, left_over, writable
+from megaflow_stream.conversations.parsers.openai_chat import plain_messages, read_messages
 from megaflow_stream.errors import BadRecord
 
 NAME = "tau_bench"
@@ -52,6 +52,16 @@ def parse(document: Mapping[str, Any], dataset: str) -> Conversation:
         reward=None if reward is None else float(reward),
         metadata=metadata,
         format=NAME,
+    )
+
+
+def plain(document: Mapping[str, Any]) -> bool:
+    """True only where `parse` is sure to succeed, as it is for nearly every good run."""
+    reward = document.get("reward")
+    return (
+        plain_messages(document.get("traj"))
+        and (reward is None or type(reward) in (int, float))
+        and writable(document.get("tools"))
     )
 
 
