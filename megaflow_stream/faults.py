@@ -9,10 +9,21 @@ action: kill (SIGKILL to this process), stop (SIGSTOP), raise (RuntimeError), ex
 once: a file made when the fault strikes, with the process's id in it; a fault whose file exists is over, so a
     restarted process goes on.
 
-A trainer's points are `rank.before_exchange`, `rank.before_plan` (rank 0, before a plan is logged), `rank.after_plan`,
-`rank.before_slices`, `rank.before_reduce`, `rank.after_reduce`, `rank.after_apply`, `rank.before_snapshot`; in the
-background of rank 0 `rank.before_save` and `rank.after_save` (between the head and its announcement). Each has rank,
-step (being trained, or of the checkpoint) and generation (of the launcher's group, from 1).
+The points there are, with the values that each is reached with:
+
+    worker.before_init, worker.after_init      processor, partition: around the fencing of a partition's older owner
+    worker.before_offsets, worker.before_commit, worker.after_commit   processor, partition: in a transaction
+    compute.before_handler                     processor: in the compute process, with a batch in hand
+    rank.before_plan, rank.after_plan          rank 0, around the logging of a plan; step is its first
+    rank.before_exchange, rank.before_slices, rank.before_reduce, rank.after_reduce, rank.after_apply,
+    rank.before_snapshot                       the step being trained
+    rank.before_save, rank.after_save          in the background of rank 0: before the chunks, and between head and
+                                               announcement
+    checkpoint.before_chunk                    job: one of several at once
+    checkpoint.before_lineage, checkpoint.before_manifest, checkpoint.before_head, checkpoint.after_head   step
+    evaluator.before_commit, evaluator.after_commit   step, of the checkpoint that was evaluated
+
+A rank's points have rank, step and generation (of the launcher's group, from 1).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ conversations.raw --clean--> conversations.clean --features--> features.<dataset
 
 from pathlib import Path
 
+from megaflow_stream.config.load import datasets
 from megaflow_stream.definitions.processor import Backlog, Deduplicate, Processor, Sink
 from megaflow_stream.features import record
 from megaflow_stream.processing.steps import clean as cleaning
@@ -35,7 +36,7 @@ features = Processor(
     build=packing.Features(
         tokenizer=Path(__file__).parent / "tokenizer.json",
         block_tokens=512,
-        datasets=("agent",),
+        datasets=datasets(Path(__file__).parents[1]),
         validation_share=0.05,
     ),
     sinks=[

@@ -60,9 +60,13 @@ def command_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         flags = {"kafka.bootstrap_servers": bootstrap_servers, "s3.endpoint_url": s3_endpoint_url}
-        project = find(project_dir, flags)
         here = click.get_current_context()
-        debug = debug or bool(here.find_root().params.get("debug"))
+        before = here.find_root().params  # options given before the command
+        project = find(project_dir or before.get("project_dir"), flags)
+        stages = project.loaded.document.get("pipeline")
+        if stages is not None and stages.value not in (None, []):  # without any there are still services and topics
+            project.pipeline()
+        debug = debug or bool(before.get("debug"))
         level = "debug" if debug else project.settings.log_level
         logs.setup(here.command_path.removeprefix("megaflow "), getattr(logging, level.upper()))
         context = Context(project=project, settings=project.settings, origins=project.loaded.origins, json=as_json)

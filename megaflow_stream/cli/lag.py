@@ -12,8 +12,7 @@ import click
 from megaflow_stream.cli.context import Context, command_options, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from megaflow_stream.observe.lag import Follower, PartitionLag
-    from megaflow_stream.project.folder import Project
+    from megaflow_stream.observe.lag import PartitionLag
 
 COLUMNS = ("group", "topic", "partition", "position", "end", "records", "bytes", "seconds", "")
 
@@ -48,6 +47,7 @@ def lag(context: Context, groups: tuple[str, ...], watch: bool, every: float) ->
 
 async def _lag(context: Context, groups: tuple[str, ...], every: float | None) -> None:
     from megaflow_stream.observe.lag import measure
+    from megaflow_stream.project.readers import followers
     from megaflow_stream.runtime.connection import connected
 
     async with connected(context.project, context.settings, kafka=True, s3=False) as connection:
@@ -63,27 +63,6 @@ async def _lag(context: Context, groups: tuple[str, ...], every: float | None) -
             if every is None:
                 return
             await asyncio.sleep(every)
-
-
-def followers(project: Project) -> list[Follower]:
-    """Everybody who reads a topic of the project: its processors, its trainers, its evaluations, the statistics agent.
-
-    A trainer's group is its plan cursor: what it has planned, which may be ahead of its checkpoint."""
-    from megaflow_stream.observe.lag import Follower
-
-    found: list[Follower] = []
-    for stage in project.pipeline().ordered():
-        kind = project.kind(stage)
-        if kind == "processor":
-            for _, processor in project.processors(stage):
-                found.append(Follower(group=processor.group, topics=[processor.source]))
-        elif kind == "trainer":
-            _, trainer = project.trainer(stage.name)
-            found.append(Follower(group=f"megaflow.train.{trainer.name}", topics=[trainer.data]))
-        else:
-            found.append(Follower(group=f"megaflow.evaluate.{stage.name}", topics=["checkpoints"]))
-    found.append(Follower(group="megaflow.statistics", topics=["processing.statistics"]))
-    return found
 
 
 def _print(found: list[PartitionLag]) -> None:

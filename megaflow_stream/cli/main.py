@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
+from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import click
@@ -94,8 +97,9 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="megaflow")
+@click.option("--project", "project_dir", type=click.Path(path_type=Path), help="The project's folder, of any command.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an unexpected error.")
-def cli(debug: bool) -> None:
+def cli(project_dir: Path | None, debug: bool) -> None:
     """Agent conversations in, evaluated checkpoints out, every record counted once.
 
     \b
@@ -110,7 +114,17 @@ def main(args: list[str] | None = None) -> None:
 
     A command returns None, or its exit code.
     """
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(run(args))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM is Ctrl-C by another name, so that services started for this command alone end with it. Commands that
+    have an end of their own (`runtime.signals`) replace this."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # a shell's background job ignores Ctrl-C
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)
 
 
 def run(args: list[str] | None = None) -> int:

@@ -23,9 +23,9 @@ def run(context: Context, until_idle: bool, inputs: tuple[str, ...], dry_run: bo
       megaflow run --until-idle --input conversations.jsonl --json
     """
     from megaflow_stream.runtime.report import choose
-    from megaflow_stream.runtime.run import Run, loss_plot, plan
+    from megaflow_stream.runtime.run import Run, plan
     from megaflow_stream.runtime.signals import stop_event
-    from megaflow_stream.runtime.summary import text
+    from megaflow_stream.runtime.summary import loss_plot, text
 
     made = plan(context.project, context.settings, inputs, until_idle=until_idle)
     if dry_run:
@@ -48,9 +48,8 @@ def run(context: Context, until_idle: bool, inputs: tuple[str, ...], dry_run: bo
             result = await running.run()
         finally:
             report.close()
-        if context.json:
-            report.event("summary", **result.to_json())
-        else:
+            report.event("summary", **running.summary.to_json())  # the last event, of a run that failed too
+        if not context.json:
             if plot := loss_plot(result.run_folder):
                 click.echo(plot + "\n")
             click.echo(text(result))

@@ -16,6 +16,16 @@ from megaflow_stream.errors import SettingError
 FILE = "pipeline.yaml"
 OTHER_KEYS = ("pipeline",)  # keys of the file that are no settings
 
+# An address, an example of it, and what means nothing without it: the embedded service has credentials of its own.
+_OF_EXISTING = (
+    (
+        "kafka.bootstrap_servers",
+        "HOST:PORT",
+        ("security_protocol", "sasl_mechanism", "username", "password", "ca_file"),
+    ),
+    ("s3.endpoint_url", "URL; AWS: https://s3.REGION.amazonaws.com", ("access_key", "secret_key", "region")),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
@@ -40,6 +50,13 @@ def load(
 
     flags: dotted name -> text; None is not given. Raises `SettingError` with the place of what is wrong.
     """
+    loaded = _read(root, flags or {}, os.environ if environment is None else environment)
+    _check_together(loaded)
+    _check_addressed(loaded)
+    return loaded
+
+
+def _read(root: Path | None, flags: Mapping[str, str | None], variables: Mapping[str, str]) -> Loaded:
     known = {setting.name: setting for setting in settings()}
     values = {name: setting.default for name, setting in known.items()}
     origins = dict.fromkeys(known, "default")
@@ -47,17 +64,23 @@ def load(
     for name, located in _from_file(document, known).items():
         values[name] = _checked(known[name], located)
         origins[name] = f"{FILE}:{located.line}"
-    variables = os.environ if environment is None else environment
     for name, variable in _from_environment(variables, known).items():
         values[name] = _checked_text(known[name], variables[variable], variable)
         origins[name] = variable
-    for name, text in (flags or {}).items():
+    for name, text in flags.items():
         if text is not None:
             values[name] = _checked_text(known[name], text, known[name].flag)
             origins[name] = known[name].flag
-    loaded = Loaded(settings=_build(known, values), origins=origins, document=document)
-    _check_together(loaded)
-    return loaded
+    return Loaded(settings=_build(known, values), origins=origins, document=document)
+
+
+def datasets(root: Path) -> tuple[str, ...]:
+    """The datasets of the project in `root`, the default one first.
+
+    For a definition file, which every process loads: no flag names a dataset, and an address that a flag gives is not
+    missed here. Raises `SettingError`."""
+    found = _read(root, {}, os.environ).settings
+    return tuple(dict.fromkeys((found.publish.dataset, *found.datasets)))
 
 
 def flag_environment(loaded: Loaded) -> dict[str, str]:
@@ -101,13 +124,14 @@ def _from_file(document: Mapping[str, Located], known: Mapping[str, Setting]) ->
 
 
 def _from_environment(variables: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, str]:
-    """name -> variable. Only a variable with `__` is surely meant as a setting, and refused where it is none."""
+    """name -> variable. One with `__`, or that lacks only that, is meant as a setting, and refused where it is none."""
     by_variable = {setting.variable: name for name, setting in known.items()}
+    single = {variable.replace("__", "_") for variable in by_variable}
     found: dict[str, str] = {}
     for variable in variables:
         if variable in by_variable:
             found[by_variable[variable]] = variable
-        elif variable.startswith("MEGAFLOW_") and "__" in variable:
+        elif variable in single or (variable.startswith("MEGAFLOW_") and "__" in variable):
             hint = suggestion(variable, by_variable)
             raise SettingError(f"the environment's {variable} is not a setting", hint=hint)
     return found
@@ -161,3 +185,28 @@ def _check_together(loaded: Loaded) -> None:
             hint="set MEGAFLOW_KAFKA__USERNAME and MEGAFLOW_KAFKA__PASSWORD",
             given_by=loaded.origins["kafka.security_protocol"],
         )
+
+
+def _check_addressed(loaded: Loaded) -> None:
+    """Refuses what is said of an existing service that no address is given for: the embedded one would be used."""
+    known = {setting.name: setting for setting in settings()}
+    for address, example, names in _OF_EXISTING:
+        if loaded.settings.value(known[address]) is not None:
+            continue
+        section = address.partition(".")[0]
+        said = [
+            name
+            for name in (f"{section}.{name}" for name in names)
+            if loaded.settings.value(known[name]) != known[name].default
+        ]
+        if not said:
+            continue
+        message = (
+            f"{' and '.join(said)} {'is' if len(said) == 1 else 'are'} given without {address}: "
+            "the embedded service would be used, which takes no notice"
+        )
+        hint = f"set {address} ({example}), {known[address].variable} or {known[address].flag}; or take the others out"
+        origin = loaded.origins[said[0]]
+        if origin.startswith(f"{FILE}:"):
+            raise loaded.document[section].value[said[0].partition(".")[2]].error(message, hint)
+        raise SettingError(message, hint=hint, given_by=origin)

@@ -148,7 +148,11 @@ class ServicesSettings:
 class PublishSettings:
     """What is published, and as whose."""
 
-    dataset: str = _setting("agent", "dataset of conversations that name none", check=check_dataset)
+    dataset: str = _setting(
+        "agent",
+        "dataset that conversations are published to; what a document itself calls its `dataset` is metadata",
+        check=check_dataset,
+    )
     producer: str = _setting("megaflow", "name under which `megaflow publish` and `run` publish")
     samples: bool = _setting(True, "`megaflow run` publishes the project's sample conversations", "flag")
 

@@ -1,10 +1,12 @@
 """YAML with the file and line of every key and value, so that an error can point at what is wrong.
 
-Keys are text; a key given twice is an error (PyYAML would silently take the last one).
+Keys are text; a key given twice is an error (PyYAML would silently take the last one). So is a number that YAML 1.1
+reads as another one than it says: 010 as 8, 1:30 as 90.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from megaflow_stream.errors import NotFound, SettingError
 
 _DEEPEST = 50  # levels; a document of ours has five
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_OTHER_BASE = re.compile(r"[-+]?0[0-9_]+|.*:.*")  # octal, and base 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,13 @@ class _Walk:
 
     def scalar(self, node: Node, line: int) -> Any:
         try:
-            return self.loader.construct_object(node)
+            value = self.loader.construct_object(node)
         except ValueError as error:  # 2026-99-99 looks like a date to YAML
             raise SettingError(f"{node.value!r} is not a value: {error}", file=self.path, line=line) from error
+        if node.tag in _NUMBERS and _OTHER_BASE.fullmatch(node.value):
+            message, hint = f"{node.value} is {value} to YAML", "write a number in plain decimals, and text in quotes"
+            raise SettingError(message, hint=hint, file=self.path, line=line)
+        return value
 
     def mapping(self, node: MappingNode, depth: int) -> dict[str, Located]:
         found: dict[str, Located] = {}

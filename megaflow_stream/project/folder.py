@@ -54,7 +54,8 @@ class Project:
     def topics(self) -> list[Topic]:
         """The topics that the project declares, by name. Raises `SettingError` for a wrong file."""
         found: dict[str, tuple[Topic, Path]] = {}
-        for path in sorted((self.root / "topics").glob("*.yaml")):
+        folder = self.root / "topics"
+        for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
             for topic in expand(read_topic(path), self.datasets):
                 if topic.name in found:
                     other = found[topic.name][1].name

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +24,14 @@ log = logging.getLogger(__name__)
 _SHORT_LIFE_SECONDS = 60.0
 _UNREACHABLE = 3  # exit status: a service does not answer
 _SHORT_LIVES = 5
+_KILLS = 20
+_TOLD = (-signal.SIGTERM, -signal.SIGINT, 130)  # 130: before it knew how to end in order
 _LONGEST_WAIT_SECONDS = 8.0
 _LAST_LINES = 15
+
+
+async def never() -> bool:
+    return False
 
 
 class CrashLoop(MegaflowError):
@@ -38,6 +44,7 @@ class Child:
 
     name: its component in status. arguments: of `megaflow`. lifeline: by which it notices that the run is gone.
     ended: called at each end with (name, exit status).
+    finished: asked after an end with status 0: whether nothing is left for it to do, ever.
     """
 
     name: str
@@ -45,29 +52,38 @@ class Child:
     log_path: Path
     lifeline: Lifeline
     ended: Callable[[str, int], None] = lambda name, status: None
+    finished: Callable[[], Awaitable[bool]] = never
     restarts: int = 0
     process: asyncio.subprocess.Process | None = field(default=None, repr=False)
     stopping: bool = False
 
     async def run(self) -> None:
-        """Until `stop`. Raises `CrashLoop`, or the error of a child that says it is misconfigured (exit status 2)."""
-        short_lives, wait_seconds = 0, 0.5
+        """Until `stop`, or until its work is finished. Raises `CrashLoop`, also where a child says that it is
+        misconfigured (exit status 2)."""
+        short_lives, kills, wait_seconds = 0, 0, 0.5
         while not self.stopping:
             begun = time.monotonic()
             status = await self._once()
             if self.stopping:
                 return
+            if status == 0 and await self.finished():
+                log.info("%s has finished", self.name)
+                return
             self.ended(self.name, status)
             if status == 2:
                 raise CrashLoop(f"{self.name} refuses to start:\n{self.last_words()}", log=self.log_path)
-            # A signal from outside is no fault of the component's, nor is a broker that is away.
-            if time.monotonic() - begun > _SHORT_LIFE_SECONDS or status < 0:
-                short_lives, wait_seconds = 0, 0.5
+            # Being told to end is no fault of the component's, nor is a broker that is away. SIGKILL may be: the kernel
+            # sends it where memory runs out.
+            if time.monotonic() - begun > _SHORT_LIFE_SECONDS or status in _TOLD:
+                short_lives, kills, wait_seconds = 0, 0, 0.5
+            elif status == -signal.SIGKILL:
+                short_lives, kills, wait_seconds = 0, kills + 1, 0.5
             elif status != _UNREACHABLE:
                 short_lives += 1
-            if short_lives >= _SHORT_LIVES:
+            if short_lives >= _SHORT_LIVES or kills >= _KILLS:
+                count = max(short_lives, kills)
                 raise CrashLoop(
-                    f"{self.name} ended {short_lives} times within {_SHORT_LIFE_SECONDS:.0f} s of its start, "
+                    f"{self.name} ended {count} times within {_SHORT_LIFE_SECONDS:.0f} s of its start, "
                     f"the last time with status {status}:\n{self.last_words()}",
                     log=self.log_path,
                 )

@@ -1,13 +1,16 @@
-"""The loss curve of a run: from the manifests, so that it is the curve of the steps that made the weights."""
+"""The loss curve of a run: from the manifests, so that it is the curve of the steps that made the weights.
+
+Where manifests were pruned, a checkpoint's announcement has the mean loss since the one before it: one point for many.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from megaflow_stream.checkpoint.head import head
-from megaflow_stream.checkpoint.reader import chain
+from megaflow_stream.checkpoint.reader import chain, read_manifest
 from megaflow_stream.storage.api import ObjectStore
 
 _WIDTH, _HEIGHT = 72, 12
@@ -22,15 +25,37 @@ class Step(NamedTuple):
     seconds: float
 
 
-async def steps(store: ObjectStore, job: str, after_step: int = 0) -> list[Step]:
-    """The steps after `after_step` that made the job's head, in order. Each manifest holds those since its parent."""
+class Totals(NamedTuple):
+    """Of a whole job, at its head."""
+
+    step: int = 0
+    tokens: int = 0
+    first_loss: float | None = None
+
+
+async def totals(store: ObjectStore, job: str) -> Totals:
+    top = await head(store, job)
+    if top is None:
+        return Totals()
+    known = (await read_manifest(store, top.ref)).state.get("totals", {})
+    return Totals(top.step, known.get("seen_tokens", 0), known.get("first_loss"))
+
+
+async def steps(
+    store: ObjectStore, job: str, after_step: int = 0, announced: Iterable[tuple[int, float]] = ()
+) -> list[Step]:
+    """The steps after `after_step` that made the job's head, in order. Each manifest holds those since its parent.
+
+    announced: (step, mean loss) of checkpoints, for what was pruned."""
     top = await head(store, job)
     found: list[Step] = []
     async for ref, manifest in chain(store, top.ref if top else None):
         if ref.step <= after_step:
             break
         found += [Step(*row) for row in manifest.state.get("steps", ()) if row[0] > after_step]
-    return sorted(found)
+    found.sort()
+    begin = found[0].step if found else 0
+    return [Step(step, loss, 0, 0.0) for step, loss in announced if after_step < step < begin] + found
 
 
 def plot_text(curve: Sequence[Step]) -> str:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
 
+from megaflow_stream.publishing.report import Report as Published
+
 _PLAIN_SECONDS = 5.0
+_REFUSED_SHOWN = 5
 
 
 class Report(Protocol):
@@ -115,7 +118,22 @@ def brief(state: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def about_input(made: Published, inputs: Sequence[str]) -> list[str]:
+    """What a person wants to know of input that was not published: which, where, why; the rest is in the rejects."""
+    if not inputs:  # of the project's own samples some are bad on purpose
+        return []
+    lines = [f"refused: {reject}" for reject in made.first_rejects[:_REFUSED_SHOWN]]
+    if (more := made.rejected - len(lines)) > 0:
+        lines.append(f"and {more:,} more refused: all are in rejects.jsonl of the run's folder")
+    lines += [f"left alone: {name}" for name in made.passed_files[:_REFUSED_SHOWN]]
+    if not made.published and not made.already_published:
+        lines.append(f"there is no conversation that could be published in {', '.join(inputs)}")
+    return lines
+
+
 _SENTENCES = {
+    "warning": "warning: {note}",
+    "input": "{note}",
     "services": "services: Kafka at {kafka}, S3 at {s3} ({seconds:.1f} s)",
     "topics": "topics: {made} created or changed",
     "published": "published {conversations_published} conversations, {already_published} were there already, "

@@ -7,35 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 
-from megaflow_stream.bus.api import Bus, TopicPartition
-from megaflow_stream.checkpoint import alias
 from megaflow_stream.config.settings import Settings
+from megaflow_stream.conversations.files import sources
 from megaflow_stream.definitions.processor import Processor
 from megaflow_stream.definitions.trainer import Evaluation, Trainer
-from megaflow_stream.errors import MegaflowError
+from megaflow_stream.errors import MegaflowError, UsageError
+from megaflow_stream.observe.follow import Following
 from megaflow_stream.observe.lag import Follower, measure
-from megaflow_stream.observe.scan import scan
 from megaflow_stream.observe.status import StatusWriter, read_status
 from megaflow_stream.project import topics as declared
 from megaflow_stream.project.check import check, workers
 from megaflow_stream.project.folder import Project
+from megaflow_stream.project.readers import followers
 from megaflow_stream.publishing.publish import publish
 from megaflow_stream.runtime import services, summary
-from megaflow_stream.runtime.child import Child
+from megaflow_stream.runtime.child import Child, never
 from megaflow_stream.runtime.connection import Connection, connected
-from megaflow_stream.runtime.curve import Step, plot_png, plot_text, steps
+from megaflow_stream.runtime.curve import Totals, totals
 from megaflow_stream.runtime.lifeline import Lifeline
-from megaflow_stream.runtime.report import Report
+from megaflow_stream.runtime.report import Report, about_input
 from megaflow_stream.runtime.settled import Settled
 from megaflow_stream.runtime.summary import Mark, Summary
 from megaflow_stream.runtime.supervisor import Supervisor
@@ -45,6 +49,7 @@ log = logging.getLogger(__name__)
 _STATUS_SECONDS = 1.0
 _MARKED = ("processing.statistics", "conversations.dropped", "dlq", "checkpoints", "evaluations")
 _STATISTICS_SECONDS = 10.0
+_LAST_LOOK_SECONDS = 5.0  # after a failure: the services may be what failed
 T = TypeVar("T")
 
 
@@ -76,7 +81,9 @@ class Plan:
 
 
 def plan(project: Project, settings: Settings, inputs: Sequence[str], *, until_idle: bool) -> Plan:
-    """Loads every definition and checks it. Raises `SettingError`: nothing has been started then."""
+    """Loads every definition and checks it. Raises `SettingError`, and `UsageError` for an input that is not there:
+    nothing has been started then."""
+    sources(inputs)
     made = Plan(project=project, settings=settings, inputs=inputs, until_idle=until_idle, notes=check(project))
     for stage in project.pipeline().ordered():
         kind = project.kind(stage)
@@ -91,6 +98,25 @@ def plan(project: Project, settings: Settings, inputs: Sequence[str], *, until_i
     return made
 
 
+@contextlib.contextmanager
+def alone(state_dir: Path) -> Iterator[None]:
+    """One run a project: two would train the same job side by side. The kernel frees the lock when the run dies."""
+    with (state_dir / "run.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UsageError(
+                f"this project runs already, as process {lock.read().strip() or '?'}",
+                hint="`megaflow status` shows how it is; `megaflow publish` gives it more to do",
+                file=lock.name,
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
 class Run:
     """One run. `stop` ends it in order."""
 
@@ -103,7 +129,23 @@ class Run:
         self._waited = ""
 
     async def run(self) -> Summary:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """The summary, also left in the run's folder. After an error `summary` has what is known, and the error."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with alone(self.plan.project.state_dir):
+                await self._run()
+        except Exception as error:
+            ours = isinstance(error, MegaflowError)
+            self.summary.error = str(error) if ours else f"unexpected {type(error).__name__}: {error}"
+            raise
+        finally:
+            self.summary.restarts = self.restarts
+            self.summary.seconds["total"] = round(time.monotonic() - self.begun, 1)
+            with contextlib.suppress(OSError):  # it is printed, too
+                (self.folder / "summary.json").write_text(json.dumps(self.summary.to_json(), default=str, indent=2))
+        return self.summary
+
+    async def _run(self) -> None:
         for note in self.plan.notes:
             self.report.event("warning", note=note)
         async with contextlib.AsyncExitStack() as stack:
@@ -111,7 +153,7 @@ class Run:
             begin = stack.enter_async_context(connected(self.plan.project, self.plan.settings))
             connection = await self._unless_over(begin)
             if connection is None:
-                return self.summary
+                return
             endpoints = connection.endpoints
             self._part("services")
             self.report.event(
@@ -122,12 +164,15 @@ class Run:
             )
             await self._topics(connection)
             async with StatusWriter(connection.bus, "run", "run") as status:
-                await self._with(connection, status)
+                mark = await Mark.now(connection.bus, _MARKED)
+                before = {t.name: await totals(connection.store, t.name) for t in self.plan.trainers}
+                try:
+                    await self._with(connection, status, mark)
+                finally:
+                    await self._look_back(connection, mark, before)
+                self._part("summary")
             self.part_at = time.monotonic()
         self._part("services down")
-        self.summary.seconds["total"] = round(time.monotonic() - self.begun, 1)
-        (self.folder / "summary.json").write_text(json.dumps(self.summary.to_json(), default=str, indent=2))
-        return self.summary
 
     def _part(self, name: str) -> None:
         now = time.monotonic()
@@ -141,14 +186,16 @@ class Run:
         self.report.event("topics", made=len(made))
         self._part("topics")
 
-    async def _with(self, connection: Connection, status: StatusWriter) -> None:
+    async def _with(self, connection: Connection, status: StatusWriter, mark: Mark) -> None:
         plan, bus = self.plan, connection.bus
         await status.update("running")
-        mark = await Mark.now(bus, _MARKED)
-        before = {t.name: await self._step(connection, t.name) for t in plan.trainers}
         settled = Settled(bus, plan.processors, plan.trainers, plan.evaluations, self._waiting)
         with Lifeline() as lifeline:
-            supervisor = Supervisor(self._children(lifeline), self._restart_services(), self._service_restarted)
+            supervisor = Supervisor(
+                self._children(lifeline, settled),
+                self._restart_services(connection.endpoints.stops),
+                self._service_restarted,
+            )
             supervisor.watch_services()
             try:
                 # A pipeline with work left starts at once; one without is asked again after publishing.
@@ -163,17 +210,17 @@ class Run:
                     self.summary.nothing_new = True
                     self.report.event("idle")
                 elif started:
-                    await self._until(settled, supervisor, connection)
+                    await self._until(settled, supervisor, connection, mark)
             finally:
+                self._part("running")
                 self.report.event("stopping")
                 await status.update("stopping")
                 await supervisor.stop()
                 self._part("stopping")
-        await self._summarise(connection, mark, before)
-        self._part("summary")
 
-    def _children(self, lifeline: Lifeline) -> list[Child]:
+    def _children(self, lifeline: Lifeline, settled: Settled) -> list[Child]:
         plan = self.plan
+        finishing = {f"trainer/{trainer.name}": partial(settled.reached, trainer) for trainer in plan.trainers}
         common = ["--project", str(plan.project.root)]
         # Flags given to the run reach its children; the environment and the project's files do by themselves.
         if plan.project.loaded.origins.get("kafka.bootstrap_servers", "").startswith("--"):
@@ -203,17 +250,18 @@ class Run:
                 log_path=self.folder / "logs" / f"{name.replace('/', '.')}.log",
                 lifeline=lifeline,
                 ended=self._ended,
+                finished=finishing.get(name, never),
             )
             for name, arguments in commands.items()
         ]
 
-    def _restart_services(self) -> Callable[[], Awaitable[Sequence[str]]] | None:
+    def _restart_services(self, stops: int) -> Callable[[], Awaitable[Sequence[str]]] | None:
         kafka, s3 = self.plan.settings.kafka.bootstrap_servers is None, self.plan.settings.s3.endpoint_url is None
         if not kafka and not s3:
             return None
 
         async def restart() -> Sequence[str]:
-            return await services.restart_dead(self.plan.project.state_dir)
+            return await services.restart_dead(self.plan.project.state_dir, self.plan.settings, stops=stops)
 
         return restart
 
@@ -246,6 +294,8 @@ class Run:
         self.summary.conversations_published = made.published
         self.summary.already_published = made.already_published
         self.summary.publish_rejected = made.rejected
+        for note in about_input(made, self.plan.inputs):
+            self.report.event("input", note=note)
         self.report.event(
             "published",
             conversations_published=made.published,
@@ -270,10 +320,10 @@ class Run:
                 task.cancel()
             await asyncio.gather(working, *over, return_exceptions=True)
 
-    async def _until(self, settled: Settled, supervisor: Supervisor, connection: Connection) -> None:
+    async def _until(self, settled: Settled, supervisor: Supervisor, connection: Connection, mark: Mark) -> None:
         """Until settled, a signal, or a failure beyond help."""
         waits = {asyncio.create_task(self.stop.wait()), asyncio.create_task(supervisor.failed())}
-        watching = asyncio.create_task(self._watch(connection))
+        watching = asyncio.create_task(self._watch(connection, mark))
         settling = asyncio.create_task(settled.wait()) if self.plan.until_idle else None
         try:
             done, _ = await asyncio.wait(
@@ -300,25 +350,22 @@ class Run:
                 while any(lag.records for lag in await measure(connection.bus, [follower])):
                     await asyncio.sleep(0.3)
 
-    async def _watch(self, connection: Connection) -> None:
+    async def _watch(self, connection: Connection, mark: Mark) -> None:
         """Shows the components and their lag, and each new checkpoint and evaluation."""
         bus = connection.bus
-        seen: dict[str, dict[TopicPartition, int]] = {}
-        followers = [Follower(group=p.group, topics=[p.source]) for p in self.plan.processors]
+        news = [Following(bus, topic, mark.ends[topic]) for topic in ("checkpoints", "evaluations")]
+        readers = followers(self.plan.project)
         while True:
             await asyncio.sleep(_STATUS_SECONDS)
             try:
                 components = {n: s for n, s in (await read_status(bus)).items() if s.get("state") != "stopped"}
                 lags: dict[str, int] = {}
-                for lag in await measure(bus, followers):
+                for lag in await measure(bus, readers):
                     lags[lag.group] = lags.get(lag.group, 0) + lag.records
                 self.report.status(components, lags)
-                for topic in ("checkpoints", "evaluations"):
-                    if topic not in seen:
-                        seen[topic] = await bus.end_offsets(await bus.partitions(topic))
-                    async for record in scan(bus, topic, begin=seen[topic]):
-                        self._told(topic.removesuffix("s"), orjson.loads(record.value or b"{}"))
-                        seen[topic] = dict.fromkeys(seen[topic], record.offset + 1)
+                for following in news:
+                    for record in await following.new():
+                        self._told(following.topic.removesuffix("s"), orjson.loads(record.value or b"{}"))
             except MegaflowError as error:
                 log.info("the components cannot be seen now: %s", error)
 
@@ -327,45 +374,17 @@ class Run:
             value["promoted"] = ", promoted" if value.get("best") else ""
         self.report.event(name, **value)
 
-    async def _step(self, connection: Connection, job: str) -> int:
-        from megaflow_stream.checkpoint.head import head
+    async def _look_back(self, connection: Connection, mark: Mark, before: Mapping[str, Totals]) -> None:
+        """The summary; of a run that failed or was told to stop, what can be known of it soon."""
+        if sys.exception() is None and not self.stop.is_set():
+            await self._summarise(connection, mark, before)
+            return
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_LAST_LOOK_SECONDS):
+                await self._summarise(connection, mark, before)
 
-        top = await head(connection.store, job)
-        return top.step if top else 0
-
-    async def _summarise(self, connection: Connection, mark: Mark, before: dict[str, int]) -> None:
-        s, bus, store = self.summary, connection.bus, connection.store
-        await summary.processed(bus, mark, s)
-        await summary.evaluated(bus, mark, s)
-        validation: list[tuple[int, float]] = []
-        async for value in _values(bus, "evaluations"):
-            if value["validation_loss"] is not None:
-                validation.append((value["step"], value["validation_loss"]))
-        curve: list[Step] = []
-        for trainer in self.plan.trainers:
-            curve = await steps(store, trainer.name, before[trainer.name])
-            s.steps += len(curve)
-            s.tokens += sum(step.tokens for step in curve)
-            last = await alias.get(store, trainer.name, "best")
-            s.promoted_checkpoint = last.ref.manifest if last else None
-        if curve:
-            s.first_loss, s.last_loss = curve[0].loss, curve[-1].loss
-            seconds = sum(step.seconds for step in curve)
-            s.tokens_per_second = round(s.tokens / seconds, 1) if seconds else None
-            plot_png(curve, validation, self.folder / "loss.png")
-            (self.folder / "loss.txt").write_text(plot_text(curve) + "\n")
-        async for value in _values(bus, "checkpoints", mark):
-            s.checkpoints += 1
-            s.last_checkpoint = value["manifest"]
-        s.restarts = self.restarts
-
-
-async def _values(bus: Bus, topic: str, mark: Mark | None = None) -> AsyncIterator[dict[str, Any]]:
-    async for record in scan(bus, topic, begin=mark.ends[topic] if mark else None):
-        yield orjson.loads(record.value or b"{}")
-
-
-def loss_plot(folder: str) -> str:
-    """The curve that a run left as text, empty where it trained nothing."""
-    path = Path(folder) / "loss.txt"
-    return path.read_text().rstrip() if path.is_file() else ""
+    async def _summarise(self, connection: Connection, mark: Mark, before: Mapping[str, Totals]) -> None:
+        bus, plan = connection.bus, self.plan
+        await summary.processed(bus, mark, self.summary)
+        await summary.trained(bus, connection.store, mark, self.summary, plan.trainers, before, self.folder)
+        await summary.evaluated(bus, connection.store, mark, self.summary, plan.evaluations)

@@ -2,6 +2,8 @@
 
 raw ─▶ clean ─▶ features ─▶ plan ─▶ checkpoint ─▶ evaluation: an end offset is captured only when everything before it
 has been read to its own, so what it includes is exactly what the earlier ends made.
+
+A job at its `max_steps` trains no more, whatever comes; when all are there, what is left in the topics has no reader.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from megaflow_stream.bus.api import Bus, TopicPartition
+from megaflow_stream.bus.api import Bus, TopicPartition, json_headers
 from megaflow_stream.definitions.processor import Processor
 from megaflow_stream.definitions.trainer import Evaluation, Trainer
 from megaflow_stream.errors import MegaflowError
@@ -25,6 +27,7 @@ from megaflow_stream.observe.lag import Follower, measure, offsets_of
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _POLL_SECONDS = 0.3
+_CONTROL = json_headers("megaflow.control/1")
 
 
 class Settled:
@@ -46,19 +49,21 @@ class Settled:
         self.processors, self.trainers, self.evaluations = processors, trainers, evaluations
         self._checkpoints, self._evaluations = Following(bus, "checkpoints"), Following(bus, "evaluations")
         self._latest: dict[str, dict[str, Any]] = {}  # by job, of `checkpoints`
-        self._judged: dict[str, set[str]] = {}  # by job, the manifests on `evaluations`
+        self._judged: set[tuple[str, str, str]] = set()  # of `evaluations`: job, evaluation, manifest
 
     async def now(self) -> bool:
         """Whether nothing is left to do at this moment: asked without starting anything."""
         followers = [Follower(group=p.group, topics=[p.source]) for p in self.processors]
-        if any(lag.records or lag.open_transactions for lag in await measure(self.bus, followers)):
+        lags = [] if await self._all_reached() else await measure(self.bus, followers)
+        if any(lag.records or lag.open_transactions for lag in lags):
             return False
         for trainer in self.trainers:
             if not await self._trained(trainer):
                 return False
             last = await self.checkpoint(trainer.name)
-            if last is not None and self._of(trainer) and not await self._evaluated(trainer, str(last["manifest"])):
-                return False
+            for evaluation in self._of(trainer) if last is not None else ():
+                if not await self._evaluated(evaluation, last):
+                    return False
         return True
 
     async def wait(self) -> None:
@@ -67,7 +72,7 @@ class Settled:
         for processor in self.processors:
             self.told(processor.name)
             ends = await _patiently(partial(self._ends, processor.source))
-            await _until(partial(self._read, processor.group, ends))
+            await _until(partial(self._read, processor.group, ends), self._all_reached)
         for trainer in self.trainers:
             self.told(trainer.name)
             ends = await _patiently(partial(self._ends, trainer.data))
@@ -76,8 +81,7 @@ class Settled:
             last = await _patiently(partial(self.checkpoint, trainer.name))
             for evaluation in self._of(trainer) if last is not None else ():
                 self.told(evaluation.name)
-                manifest = str(last["manifest"]) if last is not None else ""
-                await _until(partial(self._evaluated, trainer, manifest))
+                await _until(partial(self._evaluated, evaluation, last))
 
     async def _ends(self, topic: str) -> dict[TopicPartition, int]:
         """Where a topic ends now, transactions included that are decided and not marked yet: the broker writes the
@@ -102,26 +106,34 @@ class Settled:
         value = {"job": job, "drain": {f"{tp.topic}/{tp.partition}": end for tp, end in ends.items()}}
         producer = await self.bus.producer()
         try:
-            sent = await producer.send(
-                "control", orjson.dumps({**value, "id": uuid.uuid4().hex}), key=job.encode(), partition=0
-            )
-            await sent
+            order = orjson.dumps({**value, "id": uuid.uuid4().hex})
+            await (await producer.send("control", order, key=job.encode(), partition=0, headers=_CONTROL))
         finally:
             await producer.close()
 
     async def _trained(self, trainer: Trainer, ends: dict[TopicPartition, int] | None = None) -> bool:
-        """Whether the last checkpoint holds every record, or every record before `ends`."""
-        positions = offsets_of((await self.checkpoint(trainer.name) or {}).get("offsets"))
-        if ends is not None and all(positions.get(tp, 0) >= end for tp, end in ends.items()):
+        """Whether the last checkpoint holds every record, or every record before `ends`, or is the job's last."""
+        if await self.reached(trainer):
             return True
+        positions = offsets_of((await self.checkpoint(trainer.name) or {}).get("offsets"))
+        if ends is not None:  # a drain moves them past the markers too, with a checkpoint of its own
+            return all(positions.get(tp, 0) >= end for tp, end in ends.items())
         follower = Follower(group=trainer.name, topics=[trainer.data], positions=positions)
         return not any(lag.records or lag.open_transactions for lag in await measure(self.bus, [follower]))
 
-    async def _evaluated(self, trainer: Trainer, manifest: str) -> bool:
+    async def reached(self, trainer: Trainer) -> bool:
+        """Whether the job's last checkpoint is at its `max_steps`."""
+        last = await self.checkpoint(trainer.name) if trainer.max_steps is not None else None
+        return last is not None and trainer.max_steps is not None and int(last["step"]) >= trainer.max_steps
+
+    async def _all_reached(self) -> bool:
+        return bool(self.trainers) and all([await self.reached(trainer) for trainer in self.trainers])
+
+    async def _evaluated(self, evaluation: Evaluation, checkpoint: dict[str, Any] | None) -> bool:
         for record in await self._evaluations.new():
             found = orjson.loads(record.value or b"{}")
-            self._judged.setdefault(str(found.get("job")), set()).add(str(found.get("manifest")))
-        return manifest in self._judged.get(trainer.name, ())
+            self._judged.add((str(found.get("job")), str(found.get("evaluation")), str(found.get("manifest"))))
+        return checkpoint is None or (evaluation.trainer, evaluation.name, str(checkpoint["manifest"])) in self._judged
 
     async def checkpoint(self, job: str) -> dict[str, Any] | None:
         """The last record of a job on `checkpoints`."""
@@ -143,6 +155,6 @@ async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _until(true: Callable[[], Awaitable[bool]]) -> None:
-    while not await _patiently(true):
+async def _until(*any_of: Callable[[], Awaitable[bool]]) -> None:
+    while not any([await _patiently(true) for true in any_of]):
         await asyncio.sleep(_POLL_SECONDS)

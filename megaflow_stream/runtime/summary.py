@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from megaflow_stream.bus.api import Bus, TopicPartition
+from megaflow_stream.checkpoint import alias
+from megaflow_stream.definitions.trainer import Evaluation, Trainer
 from megaflow_stream.observe.scan import scan
+from megaflow_stream.runtime.curve import Totals, plot_png, plot_text, steps, totals
+from megaflow_stream.storage.api import ObjectStore
 
 Positions = Mapping[TopicPartition, int]
 
@@ -29,7 +34,10 @@ class Mark:
 
 @dataclass(kw_only=True)
 class Summary:
-    """The figures of one run. Losses are in nats a token; `None` where nothing was trained or evaluated."""
+    """The figures of one run. Losses are in nats a token; `None` where nothing was trained or evaluated.
+
+    error: why the run failed; its other figures are what is known up to then.
+    """
 
     conversations_published: int = 0
     already_published: int = 0
@@ -55,6 +63,7 @@ class Summary:
     seconds: dict[str, float] = field(default_factory=dict)
     nothing_new: bool = False
     run_folder: str = ""
+    error: str | None = None
 
     @property
     def dead_letters(self) -> int:
@@ -92,13 +101,64 @@ def _kind(error: str) -> str:
     return re.sub(r" '[^']*'", "", first)[:120]
 
 
-async def evaluated(bus: Bus, mark: Mark, summary: Summary) -> None:
+async def trained(
+    bus: Bus,
+    store: ObjectStore,
+    mark: Mark,
+    summary: Summary,
+    trainers: Sequence[Trainer],
+    before: Mapping[str, Totals],
+    folder: Path,
+) -> None:
+    """Fills in what the trainers did since the mark, when their totals were `before`, and plots it into the folder."""
+    announced: dict[str, list[tuple[int, float]]] = {}
+    async for value in _values(bus, "checkpoints", mark):
+        summary.checkpoints += 1
+        summary.last_checkpoint = value["manifest"]
+        if value["loss"] is not None:
+            announced.setdefault(value["job"], []).append((value["step"], value["loss"]))
+    for trainer in trainers:
+        first, last = before[trainer.name], await totals(store, trainer.name)
+        summary.steps += last.step - first.step
+        summary.tokens += last.tokens - first.tokens
+        curve = await steps(store, trainer.name, first.step, announced.get(trainer.name, ()))
+        if not curve:
+            continue
+        summary.first_loss = curve[0].loss if first.step else last.first_loss
+        summary.last_loss = curve[-1].loss
+        seconds = sum(step.seconds for step in curve)
+        summary.tokens_per_second = round(sum(step.tokens for step in curve) / seconds, 1) if seconds else None
+        validation = [
+            (value["step"], value["validation_loss"])
+            async for value in _values(bus, "evaluations")
+            if value["job"] == trainer.name and value["validation_loss"] is not None
+        ]
+        name = "loss" if len(trainers) == 1 else f"loss.{trainer.name}"
+        plot_png(curve, validation, folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(plot_text(curve) + "\n")
+
+
+async def evaluated(
+    bus: Bus, store: ObjectStore, mark: Mark, summary: Summary, evaluations: Sequence[Evaluation]
+) -> None:
     """Fills in the evaluations since the mark, and what is promoted now."""
-    async for record in scan(bus, "evaluations", begin=mark.ends["evaluations"]):
-        value = orjson.loads(record.value or b"{}")
+    async for value in _values(bus, "evaluations", mark):
         summary.evaluations += 1
         summary.validation_loss, summary.perplexity = value["validation_loss"], value["perplexity"]
         summary.evaluation_note = value.get("reason", "") if value["validation_loss"] is None else ""
+    for evaluation in evaluations:
+        promoted = await alias.get(store, evaluation.trainer, evaluation.alias)
+        summary.promoted_checkpoint = promoted.ref.manifest if promoted else summary.promoted_checkpoint
+
+
+async def _values(bus: Bus, topic: str, mark: Mark | None = None) -> AsyncIterator[dict[str, Any]]:
+    async for record in scan(bus, topic, begin=mark.ends[topic] if mark else None):
+        yield orjson.loads(record.value or b"{}")
+
+
+def loss_plot(folder: str) -> str:
+    """The curves that a run left as text, empty where it trained nothing."""
+    return "\n".join(path.read_text().rstrip() for path in sorted(Path(folder).glob("loss*.txt")))
 
 
 def text(summary: Summary) -> str:
@@ -106,7 +166,7 @@ def text(summary: Summary) -> str:
     s = summary
     lines = []
     if s.nothing_new:
-        lines.append("nothing new: every conversation has been processed, trained and evaluated before")
+        lines.append("nothing new: no conversation came that is not processed, trained and evaluated already")
     lines.append(
         f"published      {s.conversations_published:,} conversations"
         + (f", {s.already_published:,} were there already" if s.already_published else "")

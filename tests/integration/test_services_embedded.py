@@ -17,6 +17,7 @@ import pytest
 
 from megaflow_stream import bus, storage
 from megaflow_stream.bus import TopicDescription, TopicPartition
+from megaflow_stream.errors import ServiceUnreachable
 from megaflow_stream.project.folder import Project, find
 from megaflow_stream.runtime import services
 from megaflow_stream.runtime.connection import connected
@@ -92,6 +93,25 @@ def test_two_commands_at_once_start_one_instance(project: Project) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["dé", "a,b"])
+def test_any_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Also without a locale, by which Java would read file names."""
+    monkeypatch.setenv("LC_ALL", "C")
+    root = tmp_path / name
+    root.mkdir()
+    (root / "pipeline.yaml").write_text("pipeline: []\n")
+    other = find(root)
+    try:
+        command = _command(other, "up")
+        _, errors = command.communicate()
+        assert command.returncode == 0, errors
+    finally:
+        asyncio.run(services.down(other.state_dir))
+    assert list(tmp_path.iterdir()) == [root]
+    assert {path.name for path in root.iterdir()} == {"pipeline.yaml", ".megaflow"}
+    assert {path.name for path in (other.state_dir / "kafka").iterdir()} == {"data", "server.properties"}
+
+
 async def test_without_the_credentials_nobody_gets_in(project: Project) -> None:
     found = await services.up(project.state_dir)
     host, port = found.bootstrap_servers.split(":")
@@ -144,6 +164,21 @@ async def test_the_one_that_died_is_started_again_and_the_other_is_not_touched(p
     after = await services.up(project.state_dir)
     assert after.pids["kafka"] == before.pids["kafka"]
     assert after.pids["s3"] != before.pids["s3"]
+
+
+async def test_what_was_stopped_on_purpose_is_not_started_again(project: Project) -> None:
+    """Whoever used them before is told so, also when somebody else has started them again."""
+    before = await services.up(project.state_dir)
+    assert await services.restart_dead(project.state_dir, stops=before.stops) == []
+    await services.down(project.state_dir)
+    assert await services.restart_dead(project.state_dir) == []
+    with pytest.raises(ServiceUnreachable, match="stopped by `megaflow services down`"):
+        await services.restart_dead(project.state_dir, stops=before.stops)
+    assert [item.state for item in await services.status(project.state_dir)] == ["stopped", "stopped"]
+    after = await services.up(project.state_dir, kafka=False)
+    with pytest.raises(ServiceUnreachable, match="stopped by `megaflow services down`"):
+        await services.restart_dead(project.state_dir, stops=before.stops)
+    assert await services.restart_dead(project.state_dir, stops=after.stops) == []
 
 
 async def test_a_lost_state_file_leaves_no_second_broker_on_the_data(project: Project) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from megaflow_stream.bus import TopicDescription, connect
-from tests.integration.test_publish import read_all
+from tests.integration.publish_case import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -66,7 +66,18 @@ def test_run_then_nothing_new_then_exactly_what_is_new(pipeline: Pipeline) -> No
     assert len(added) >= third["stages"]["features"]["conversations"] - third["stages"]["features"].get(
         "validation_conversations", 0
     ) - third["stages"]["features"].get("untrainable", 0)
+    last = pipeline.run([limited(pipeline, first["steps"] + third["steps"] + 2)])
+    assert (last["conversations_published"], last["steps"], last["restarts"]) == (90, 2, {})
     assert pipeline.orphans() == []
+
+
+def limited(pipeline: Pipeline, max_steps: int) -> Path:
+    """More conversations than the trainer may still train; a job at its limit is over."""
+    path = pipeline.root / "trainers" / "model_finetune.py"
+    text = path.read_text()
+    assert "trainer = Trainer(" in text
+    path.write_text(text.replace("trainer = Trainer(", f"trainer = Trainer(\n    max_steps={max_steps},"))
+    return pipeline.publish_more(seed=78, count=90)
 
 
 @pytest.mark.timeout(400)
@@ -83,6 +94,9 @@ def test_sigterm_ends_everything_with_a_last_checkpoint(pipeline: Pipeline) -> N
             if step >= 6:
                 break
         assert step >= 6, (pipeline.folder / "run.log").read_text()[-2000:]
+        second = subprocess.run(pipeline._command("run"), capture_output=True, check=False)
+        assert second.returncode == 2
+        assert f"this project runs already, as process {process.pid}" in second.stderr.decode()
         asked = time.monotonic()
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()

@@ -6,10 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import megaflow_stream
 from megaflow_stream.cli import main as entry
+from megaflow_stream.conversations.canonical import Conversation, Message, to_json
 from megaflow_stream.definitions.pipeline import Machine
 from megaflow_stream.errors import SettingError, UsageError
 from megaflow_stream.project.check import check
@@ -125,3 +127,34 @@ def test_the_reference_project_fits_together() -> None:
 
 def test_the_package_is_this_clones() -> None:
     assert Path(megaflow_stream.__file__).parent == CLONE / "megaflow_stream"
+
+
+def test_its_processors_follow_the_datasets_of_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset is added in pipeline.yaml, or in the environment, and nowhere else."""
+    root = init(tmp_path / "demo")
+    with (root / "pipeline.yaml").open("a") as file:
+        file.write("datasets: [support]\n")
+    project = find(root)
+    check(project)
+    (_, features) = project.processor("features")
+    handle = features.build()
+    assert set(handle(_conversations("agent", "support")).outputs) == {"features.agent", "features.support"}
+    (refused,) = handle(_conversations("coding")).rejected
+    assert "no topic is declared for the dataset 'coding'" in refused.error
+    assert "agent, support" in refused.error
+
+    monkeypatch.setenv("MEGAFLOW_DATASETS", "coding")
+    other = find(init(tmp_path / "other"))
+    assert set(other.processor("features")[1].build()(_conversations("coding")).outputs) == {"features.coding"}
+
+
+def _conversations(*datasets: str) -> pa.RecordBatch:
+    """One canonical conversation of each dataset, that goes into training."""
+    messages = (Message(role="user", content="Hi"), Message(role="assistant", content="Hello!"))
+    values = [to_json(Conversation(id="c-1", dataset=dataset, messages=messages)) for dataset in datasets]
+    headers = {
+        "header:conversation": [b"c-1"] * len(datasets),
+        "header:dataset": [dataset.encode() for dataset in datasets],
+        "header:producer": [b"me"] * len(datasets),
+    }
+    return pa.record_batch({"offset": range(len(datasets)), "value": values, **headers})

@@ -147,6 +147,7 @@ def test_replay_of_dead_letters_says_so(capsys: pytest.CaptureFixture[str]) -> N
 def test_settings_are_shown_with_their_origin(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("MEGAFLOW_S3__ENDPOINT_URL", "http://h:1")
     monkeypatch.setenv("MEGAFLOW_S3__SECRET_KEY", "hunter2")
     assert entry.run(["config", "show", "--json", "--bootstrap-servers", "h:9092"]) == 0
     out = capsys.readouterr().out
@@ -207,6 +208,28 @@ def test_a_wrong_file_exits_2_with_its_line(root: Path, capsys: pytest.CaptureFi
     err = capsys.readouterr().err
     assert f"file {root / 'pipeline.yaml'}, line 4" in err
     assert "did you mean bootstrap_servers" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["services", "status"], ["publish", "x.jsonl", "--dry-run"], ["topics", "apply"], ["config", "show"]]
+)
+def test_a_wrong_stage_is_refused_by_every_command(
+    root: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "pipeline.yaml").write_text("pipeline:\n  - name: a\n    paralelism: 1\n")
+    assert entry.run(arguments) == 2
+    err = capsys.readouterr().err
+    assert f"file {root / 'pipeline.yaml'}, line 3" in err
+    assert "did you mean parallelism" in err
+    assert not (root / ".megaflow").exists()
+
+
+def test_the_project_may_be_named_before_the_command(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir("/")
+    assert entry.run(["--project", str(root), "config", "show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["publish.producer"]["value"] == "someone"
 
 
 def test_a_closed_stdout_is_quiet(root: Path) -> None:

@@ -84,6 +84,9 @@ def test_an_empty_variable_unsets_what_may_be_unset(tmp_path: Path) -> None:
         ("kafka:\n  replication_factor: yes\n", 2, "must be a whole number"),
         ("kafka:\n  replication_factor: 0\n", 2, "must be above 0"),
         ("kafka:\n  replication_factor: 1.5\n", 2, "must be a whole number"),
+        ("kafka:\n  replication_factor: 010\n", 2, "010 is 8 to YAML"),
+        ("run:\n  trainer_ranks: 1:30\n", 2, "1:30 is 90 to YAML"),
+        ("pipeline:\n  - name: a\n    resources: {cpu: 1:30.5}\n", 3, "1:30.5 is 90.5 to YAML"),
         ("kafka:\n  replication_factor:\n", 2, "not nothing"),
         ("s3:\n  endpoint_url: minio:9000\n", 2, "http://HOST"),
         ("s3:\n  endpoint_url: http://user:pw@host\n", 2, "without credentials"),
@@ -122,6 +125,7 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, line: 
     ("variable", "value", "says"),
     [
         ("MEGAFLOW_KAFKA__BOOTSTRAP_SERVER", "a:1", "did you mean MEGAFLOW_KAFKA__BOOTSTRAP_SERVERS"),
+        ("MEGAFLOW_KAFKA_BOOTSTRAP_SERVERS", "a:1", "did you mean MEGAFLOW_KAFKA__BOOTSTRAP_SERVERS"),
         ("MEGAFLOW_SERVICES__KAFKA_MEMORY_BYTES", "1GiB", "did you mean MEGAFLOW_SERVICES__KAFKA_MEMORY"),
         ("MEGAFLOW_RUN__TRAINER_RANKS", "two", "whole number"),
         ("MEGAFLOW_SERVICES__KAFKA_MEMORY", "2gi", "64GiB"),
@@ -150,6 +154,49 @@ def test_a_login_without_credentials_is_refused() -> None:
         load(None, environment={"MEGAFLOW_KAFKA__SECURITY_PROTOCOL": "SASL_SSL"})
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "said", "address"),
+    [
+        (
+            "kafka:\n  ca_file: x.pem\n  security_protocol: SSL\n",
+            3,
+            "kafka.security_protocol and kafka.ca_file",
+            "KAFKA",
+        ),
+        ("kafka:\n  bootstrap_servers:\n  sasl_mechanism: SCRAM-SHA-256\n", 3, "kafka.sasl_mechanism is", "KAFKA"),
+        ("kafka:\n  username: me\n", 2, "kafka.username is", "KAFKA"),
+        ("s3:\n  bucket: mine\n  region: eu-west-1\n  access_key: a\n", 4, "s3.access_key and s3.region", "S3"),
+    ],
+)
+def test_what_only_an_existing_service_heeds_is_refused_without_its_address(
+    tmp_path: Path, text: str, line: int, said: str, address: str
+) -> None:
+    """The embedded one would be used, with other data than was meant, and nobody would notice."""
+    root = project(tmp_path, text)
+    with pytest.raises(SettingError) as caught:
+        load(root, environment={})
+    error = caught.value
+    assert (error.exit_code, error.where) == (2, {"file": root / "pipeline.yaml", "line": line})
+    assert said in error.message
+    assert f"MEGAFLOW_{address}__" in error.hint
+    given = {"MEGAFLOW_KAFKA__BOOTSTRAP_SERVERS": "h:1", "MEGAFLOW_S3__ENDPOINT_URL": "https://s3.amazonaws.com"}
+    load(root, environment=given)
+    load(root, {"kafka.bootstrap_servers": "h:1", "s3.endpoint_url": "https://s3.amazonaws.com"}, environment={})
+
+
+def test_a_secret_in_the_environment_without_an_address_is_refused_by_name_alone() -> None:
+    with pytest.raises(SettingError, match="MEGAFLOW_S3__SECRET_KEY") as caught:
+        load(None, environment={"MEGAFLOW_S3__SECRET_KEY": "hunter2"})
+    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+    assert "https://s3.REGION.amazonaws.com" in caught.value.hint
+
+
+def test_defaults_spelled_out_and_an_address_without_credentials_are_fine() -> None:
+    """An S3 without keys takes those of boto's own chain."""
+    load(None, environment={"MEGAFLOW_KAFKA__SECURITY_PROTOCOL": "PLAINTEXT", "MEGAFLOW_KAFKA__PASSWORD": ""})
+    load(None, environment={"MEGAFLOW_S3__ENDPOINT_URL": "https://s3.amazonaws.com", "AWS_ACCESS_KEY_ID": "a"})
+
+
 def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(SettingError) as caught:
         load(project(tmp_path, "s3:\n  secret_key: 8675309\n"), environment={})
@@ -158,7 +205,8 @@ def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
 
 def test_secrets_are_masked_and_units_are_spelled_out() -> None:
     environment = {"MEGAFLOW_KAFKA__PASSWORD": "hunter2", "MEGAFLOW_S3__ACCESS_KEY": "visible"}
-    loaded = load(None, environment=environment)
+    addresses = {"kafka.bootstrap_servers": "h:1", "s3.endpoint_url": "http://h:1"}
+    loaded = load(None, addresses, environment=environment)
     lines = {line.name: line for line in shown(loaded.settings, loaded.origins)}
     assert lines["kafka.password"].value == lines["kafka.password"].text == "***"
     assert lines["kafka.password"].origin == "MEGAFLOW_KAFKA__PASSWORD"

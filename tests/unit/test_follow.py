@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from megaflow_stream.bus.api import TopicPartition
-from megaflow_stream.definitions.trainer import Trainer
+from megaflow_stream.definitions.trainer import Evaluation, Trainer
 from megaflow_stream.errors import ServiceUnreachable
 from megaflow_stream.observe.follow import Following
 from megaflow_stream.runtime.settled import Settled
@@ -71,26 +71,40 @@ async def test_what_is_retained_is_read_where_retention_went_on() -> None:
 async def test_whether_a_run_is_settled_costs_no_more_as_the_logs_grow(fetched: list[int]) -> None:
     cluster = MemoryCluster({"features": 1, "checkpoints": 1, "evaluations": 1})
     trainer = Trainer.__new__(Trainer)
-    object.__setattr__(trainer, "name", "mine")
-    object.__setattr__(trainer, "data", "features")
+    for name, value in {"name": "mine", "data": "features", "max_steps": None}.items():
+        object.__setattr__(trainer, name, value)
+    judge = Evaluation(name="judge", trainer="mine")
     cluster.publish("features", b"x", partition=0)
 
     def checkpoint(step: int) -> None:
         value = {"job": "mine", "manifest": f"m{step}", "offsets": {"features/0": 1}}
         cluster.publish("checkpoints", orjson.dumps(value), key=b"mine")
-        cluster.publish("evaluations", orjson.dumps({"job": "mine", "manifest": f"m{step}"}), key=b"mine")
+        cluster.publish("evaluations", orjson.dumps({**value, "evaluation": "judge"}), key=b"mine")
 
     settled = Settled(cluster.bus(), [], [trainer], [])
     for step in range(500):
         checkpoint(step)
     assert await settled._trained(trainer)
-    assert await settled._evaluated(trainer, "m499")
-    assert not await settled._evaluated(trainer, "m500")
+    assert await settled._evaluated(judge, {"manifest": "m499"})
+    assert not await settled._evaluated(judge, {"manifest": "m500"})
     read = len(fetched)
     for _ in range(20):
         assert await settled._trained(trainer)
-        assert await settled._evaluated(trainer, "m499")
+        assert await settled._evaluated(judge, {"manifest": "m499"})
     checkpoint(500)
-    assert await settled._evaluated(trainer, "m500")
+    assert await settled._evaluated(judge, {"manifest": "m500"})
     assert (await settled.checkpoint("mine") or {})["manifest"] == "m500"
     assert len(fetched) == read + 2
+
+
+async def test_it_may_begin_where_a_mark_was_made(fetched: list[int]) -> None:
+    cluster = MemoryCluster({"t": 2})
+    bus = cluster.bus()
+    producer = await bus.producer()
+    for partition, value in ((0, b"old"), (0, b"older"), (1, b"old")):
+        await (await producer.send("t", value, partition=partition))
+    following = Following(bus, "t", await bus.end_offsets(await bus.partitions("t")))
+    assert await following.new() == []
+    await (await producer.send("t", b"new", partition=1))
+    assert [record.value for record in await following.new()] == [b"new"]
+    assert fetched == [1]

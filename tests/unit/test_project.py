@@ -120,6 +120,11 @@ def test_topics_of_each_dataset(root: Path) -> None:
     assert [name for name in names if name.startswith("features")] == ["features.agent", "features.coding"]
 
 
+def test_a_topic_in_a_file_of_the_other_ending_is_read(root: Path) -> None:
+    (root / "topics" / "other.yml").write_text("name: other\n")
+    assert "other" in [topic.name for topic in find(root).topics()]
+
+
 def test_a_topic_declared_twice_is_refused(root: Path) -> None:
     (root / "topics" / "other.yaml").write_text("name: features.agent\n")
     with pytest.raises(SettingError, match=r"features\.agent is declared in"):

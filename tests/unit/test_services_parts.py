@@ -62,12 +62,12 @@ def test_damaged_credentials_are_an_error_that_says_what_to_do(tmp_path: Path) -
 def test_a_broker_with_a_password_asks_for_it_on_every_listener() -> None:
     ports_ = {"client": 20001, "controller": 20002}
     users = Credentials(kafka_username="u", kafka_password="p", access_key="a", secret_key="s")
-    text = server_properties(Path("/data"), ports_, users)
+    text = server_properties("data", ports_, users)
     assert "listener.security.protocol.map=CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT\n" in text
     assert "listeners=CLIENT://127.0.0.1:20001,CONTROLLER://127.0.0.1:20002\n" in text
     assert "auto.create.topics.enable=false\n" in text
     free = server_properties(
-        Path("/data"), ports_, Credentials(kafka_username="u", kafka_password="", access_key="a", secret_key="s")
+        "data", ports_, Credentials(kafka_username="u", kafka_password="", access_key="a", secret_key="s")
     )
     assert "CLIENT:PLAINTEXT" in free
     assert "jaas" not in free

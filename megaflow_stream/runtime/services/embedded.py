@@ -16,7 +16,7 @@ import psutil
 
 from megaflow_stream.bus.security import Security
 from megaflow_stream.config.settings import Settings
-from megaflow_stream.errors import MegaflowError
+from megaflow_stream.errors import MegaflowError, ServiceUnreachable
 from megaflow_stream.runtime.services import process
 from megaflow_stream.runtime.services import state as states
 from megaflow_stream.runtime.services.credentials import Credentials, load, load_or_make
@@ -109,20 +109,35 @@ async def release(state_dir: Path, user: User) -> list[str]:
         return await _stop(state_dir, state)
 
 
-async def restart_dead(state_dir: Path, *, say: Say = _silent) -> list[str]:
-    """Starts those that died, on the same data and port; names them. One that was stopped on purpose stays so."""
-    state_dir = state_dir.resolve()
+async def restart_dead(
+    state_dir: Path, settings: Settings | None = None, *, stops: int | None = None, say: Say = _silent
+) -> list[str]:
+    """Starts those that died, on the same data and port; names them. One that was stopped on purpose stays so.
+
+    stops: of the endpoints that the caller uses. Raises `ServiceUnreachable` where they were stopped on purpose since,
+    whoever has started them again.
+    """
+    settings, state_dir = settings or Settings(), state_dir.resolve()
+    _refuse_stopped(states.load(state_dir), stops)
     if not dead(state_dir):
         return []
     async with states.locked(state_dir, say) as state:
+        _refuse_stopped(state, stops)  # what looked dead was about to be
         credentials = load(state_dir)
         if credentials is None:
             raise MegaflowError("the credentials of the embedded services are gone", hint="`megaflow services up`")
         wanted = [service for service in SERVICES if _should_run(service, state)]
-        bound = Settings().services.start_seconds
-        started = await _all_ready(wanted, state_dir, state, credentials, say, bound)
+        started = await _all_ready(wanted, state_dir, state, credentials, say, settings.services.start_seconds)
         state.save(state_dir)
         return started
+
+
+def _refuse_stopped(state: State, stops: int | None) -> None:
+    if stops is not None and state.stops > stops:
+        raise ServiceUnreachable(
+            "Kafka and S3 were stopped by `megaflow services down`",
+            hint="run it again: it starts them, and goes on from what was committed",
+        )
 
 
 def dead(state_dir: Path) -> list[str]:
@@ -169,7 +184,7 @@ async def _stop(state_dir: Path, state: State) -> list[str]:
         instance = state.services.setdefault(service.name, Instance())
         instance.pid = None
         service.sweep(instance.ports)
-    state.keep, state.users = False, []
+    state.keep, state.users, state.stops = False, [], state.stops + 1
     state.save(state_dir)
     return [service.name for service, count in zip(SERVICES, counts, strict=True) if count]
 
@@ -196,6 +211,7 @@ def _endpoints(state: State, credentials: Credentials, wanted: Sequence[Service]
         endpoint_url=f"http://{HOST}:{at['s3'].ports['s3']}" if "s3" in at else "",
         access_key=credentials.access_key,
         secret_key=credentials.secret_key,
+        stops=state.stops,
         pids={name: instance.pid for name, instance in at.items() if instance.pid is not None},
     )
 

@@ -10,7 +10,10 @@ from megaflow_stream.bus.security import Security
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoints:
-    """Addresses and credentials. An address is "" for a service that was not asked for. pids: embedded ones only."""
+    """Addresses and credentials. An address is "" for a service that was not asked for.
+
+    pids, stops: of embedded ones only: their processes, and how often they had been stopped on purpose before.
+    """
 
     bootstrap_servers: str = ""
     security: Security = field(default_factory=Security)
@@ -18,6 +21,7 @@ class Endpoints:
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
     region: str = "us-east-1"
+    stops: int = 0
     pids: Mapping[str, int] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:

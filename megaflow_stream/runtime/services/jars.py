@@ -15,18 +15,20 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
 from filelock import FileLock
 
 from megaflow_stream.errors import Damaged, ServiceUnreachable
+from megaflow_stream.runtime.services.background import submit
 
 OTHER_SERVICES = (
-    "with network access to a Maven repository run it once more; or name running services: --bootstrap-servers and "
+    "with network access to a Maven repository run it once more (MEGAFLOW_MAVEN_URL names another one, "
+    "MEGAFLOW_CACHE_DIR a folder with the jars of another machine); or name running services: --bootstrap-servers and "
     "--s3-endpoint-url (or MEGAFLOW_KAFKA__BOOTSTRAP_SERVERS and MEGAFLOW_S3__ENDPOINT_URL)"
 )
 DOWNLOADS_AT_ONCE = 4
@@ -127,14 +129,15 @@ def _fetch(jars: list[Jar], folder: Path) -> None:
                 )
             os.replace(path, folder / jar.file)
 
-        with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
-            tasks = [pool.submit(fetch, jar) for jar in jars]
-            try:
-                for task in tasks:
-                    task.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        tasks = submit([partial(fetch, jar) for jar in jars], DOWNLOADS_AT_ONCE)
+        try:
+            for task in tasks:
+                task.result()
+        except Exception:
+            for task in tasks:
+                task.cancel()
+            wait(tasks)  # those that have begun write into the private folder
+            raise
 
 
 def _repositories() -> dict[str, str] | None:

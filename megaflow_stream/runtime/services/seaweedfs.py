@@ -30,7 +30,7 @@ class SeaweedFS:
     stop_seconds = 2.0
 
     def marker(self, state_dir: Path) -> str:
-        return f"-dir={state_dir / 's3' / 'data'}"
+        return f"-s3.config={state_dir / 's3' / 'identities.json'}"
 
     def prepare(
         self, state_dir: Path, ports: Mapping[str, int], credentials: Credentials, memory_bytes: int, say: Say
@@ -43,7 +43,7 @@ class SeaweedFS:
                 str(weed()),
                 "-logtostderr=true",
                 "server",
-                self.marker(state_dir),
+                "-dir=data",  # relative: it is split at commas
                 f"-ip={HOST}",
                 f"-ip.bind={HOST}",
                 f"-master.port={ports['master']}",
@@ -72,7 +72,7 @@ class SeaweedFS:
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
                 "-s3.localSocket=s3.sock",
-                "-s3.config=identities.json",
+                self.marker(state_dir),
             ],
             marker=self.marker(state_dir),
             cwd=home,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from megaflow_stream.errors import ServiceUnreachable
 from megaflow_stream.runtime.services import ports, process
+from megaflow_stream.runtime.services.background import in_background
 from megaflow_stream.runtime.services.credentials import Credentials
 from megaflow_stream.runtime.services.service import NotReady, Say, Service
 from megaflow_stream.runtime.services.state import Instance, State
@@ -43,8 +45,8 @@ async def make_ready(
         first = service.port_names[0]
         if wanted.get(first, instance.ports[first]) != instance.ports[first]:
             say(f"port {wanted[first]} is taken: {service.title} is at port {instance.ports[first]} now")
-        launch = await asyncio.to_thread(
-            service.prepare, state_dir, instance.ports, credentials, state.kafka_memory_bytes, say
+        launch = await in_background(
+            partial(service.prepare, state_dir, instance.ports, credentials, state.kafka_memory_bytes, say)
         )
         instance.pid = process.spawn(launch)
         instance.started = psutil.Process(instance.pid).create_time()

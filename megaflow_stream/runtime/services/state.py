@@ -54,9 +54,13 @@ class Instance:
 
 @dataclass(kw_only=True, slots=True)
 class State:
-    """keep: `services up` was said. Without it the services end with the last of their users."""
+    """keep: `services up` was said. Without it the services end with the last of their users.
+
+    stops: how often they were stopped on purpose.
+    """
 
     keep: bool = False
+    stops: int = 0
     kafka_memory_bytes: int = 512 << 20
     users: list[User] = field(default_factory=list)
     services: dict[str, Instance] = field(default_factory=dict)
@@ -74,6 +78,7 @@ def load(state_dir: Path) -> State:
         found = json.loads((state_dir / FILE).read_text("utf-8"))
         return State(
             keep=bool(found["keep"]),
+            stops=int(found["stops"]),
             kafka_memory_bytes=int(found["kafka_memory_bytes"]),
             users=[User(**user) for user in found["users"]],
             services={name: Instance(**instance) for name, instance in found["services"].items()},
