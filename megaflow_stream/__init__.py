@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from megaflow_stream.bus.security import Security as Security
     from megaflow_stream.publishing.publisher import Publisher as Publisher
 
 __version__ = "0.1.0"
-__all__ = ["Publisher", "__version__"]
+__all__ = ["Publisher", "Security", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from megaflow_stream.publishing.publisher import Publisher
 
         return Publisher
+    if name == "Security":
+        from megaflow_stream.bus.security import Security
+
+        return Security
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

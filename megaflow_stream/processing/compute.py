@@ -105,8 +105,7 @@ class ProcessCompute:
                 _kill(process)
                 status, said = _DIED, f"the compute process does not start (exit status {await process.wait()})"
             except BaseException:  # the caller is gone: nobody would know of this process
-                _kill(process)
-                process._transport.close()  # type: ignore[attr-defined]
+                await _end(process)
                 raise
             if status == DONE:
                 break
@@ -140,9 +139,7 @@ class ProcessCompute:
         try:
             return await asyncio.shield(spawning)
         except asyncio.CancelledError:
-            process = await spawning
-            _kill(process)
-            process._transport.close()  # type: ignore[attr-defined]
+            await _end(await spawning)
             raise
 
     async def warm(self) -> None:
@@ -241,8 +238,7 @@ class ProcessCompute:
             await asyncio.wait([self._reader], timeout=1)
         self._process = None
         if process is not None:
-            _kill(process)
-            await process.wait()
+            await _end(process)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
@@ -250,6 +246,12 @@ def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    _kill(process)
+    await process.wait()
+    process._transport.close()  # type: ignore[attr-defined]
 
 
 async def _answer(pipe: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -9,16 +9,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import orjson
 
 from megaflow_stream.bus.api import TopicPartition
 from megaflow_stream.elastic.communicator import Communicator
+from megaflow_stream.errors import Damaged
 from megaflow_stream.training.leader import AHEAD, Orders
 from megaflow_stream.training.loader import Fetched, Loader, View
-from megaflow_stream.training.plan import Scouted, Slice, assign, slices
+from megaflow_stream.training.plan import Range, Scouted, Slice, assign, slices
 
 _SIZE, _HEAD = struct.Struct("<q"), struct.Struct("<qqi")
 
@@ -63,15 +64,20 @@ class Exchange:
         for _, entry in orders.entries:
             step_slices = slices(entry)
             ranks = assign(step_slices, self.owners, self.communicator.world_size)
+            claimed: dict[TopicPartition, list[Fetched]] = {}
             for i, (part, trains) in enumerate(zip(step_slices, ranks, strict=True)):
                 reads = self.owners[part.partition]
                 spilled |= reads != trains
                 if reads == rank:
                     records = self.loader.claim(part)
+                    claimed.setdefault(part.partition, []).extend(records)
                     if trains == rank:
                         self.inbox[entry.step, i] = part, records
                     else:
                         outgoing[trains].append(_pack_slice(entry.step, i, part, records))
+            for planned in entry.ranges:
+                if planned.partition in claimed:
+                    _compare(planned, claimed[planned.partition])
         if spilled:
             payloads = [b"".join(parts) for parts in outgoing]
             self.shipped_bytes += sum(len(p) for p in payloads)
@@ -94,6 +100,19 @@ class Exchange:
                 at += length
             part = Slice(TopicPartition(head["topic"], head["partition"]), head["begin"], head["end"])
             self.inbox[head["step"], head["index"]] = part, records
+
+
+def _compare(planned: Range, records: Sequence[Fetched]) -> None:
+    """Raises `Damaged` where the topic holds less or other than the plan says: a hole would be trained unnoticed."""
+    found = len(records), sum(record.trainable_tokens for record in records)
+    if found != (planned.records, planned.trainable_tokens):
+        raise Damaged(
+            f"the plan has {planned.records} records with {planned.trainable_tokens} trainable tokens in "
+            f"[{planned.begin}, {planned.end}), the topic {found[0]} with {found[1]}",
+            hint="were records deleted or rewritten? Then train on under a new name",
+            topic=planned.partition.topic,
+            partition=planned.partition.partition,
+        )
 
 
 def _pack(views: Mapping[TopicPartition, View], stop: bool) -> bytes:

@@ -118,7 +118,7 @@ class Loader:
                 if name in self._partitions:
                     self._partitions[name].wanted = end
 
-    def claim(self, wanted: Slice, records: int | None = None) -> list[Fetched]:
+    def claim(self, wanted: Slice) -> list[Fetched]:
         """The records of a planned slice, taken out of the buffer. Slices of a partition are claimed in their order.
 
         Raises `Damaged` where the buffer does not begin with the slice: plan and topic do not belong together."""

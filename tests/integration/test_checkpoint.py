@@ -32,6 +32,7 @@ from megaflow_stream.storage.api import ObjectInfo, ObjectStore
 from megaflow_stream.storage.s3 import S3Store
 
 Tensors = Sequence[tuple[TensorSpec, memoryview]]
+DAYS = 200_000  # seconds after which no killed save's mark holds anything
 
 
 class Crash(Exception):
@@ -327,14 +328,14 @@ async def test_pruning_keeps_the_head_the_newest_the_aliases_and_all_lineage(sto
         await checkpoint.prune(store, job, 1)
     before = {info.key async for info in store.list(f"jobs/{job}/")}
 
-    dry = await checkpoint.prune(store, job, 2, dry_run=True, clock=Later(1000))
+    dry = await checkpoint.prune(store, job, 2, dry_run=True, clock=Later(DAYS))
     assert {info.key async for info in store.list(f"jobs/{job}/")} == before
     young = await checkpoint.prune(store, job, 2)
     assert young.manifests == [heads[i].manifest for i in (0, 2, 3)]
     assert not young.chunks
     assert young.young > 0
 
-    real = await checkpoint.prune(store, job, 2, clock=Later(1000))
+    real = await checkpoint.prune(store, job, 2, clock=Later(DAYS))
     after = {info.key async for info in store.list(f"jobs/{job}/")}
     assert set(dry.manifests) == set(young.manifests) | set(real.manifests)
     assert set(real.chunks) == set(dry.chunks)
@@ -349,7 +350,7 @@ async def test_pruning_keeps_the_head_the_newest_the_aliases_and_all_lineage(sto
     assert steps == [1, 2, 3, 4, 5, 6]
     with pytest.raises(NotFound):
         await checkpoint.load(store, job, heads[0].manifest)
-    assert not (await checkpoint.prune(store, job, 2, clock=Later(1000))).chunks
+    assert not (await checkpoint.prune(store, job, 2, clock=Later(DAYS))).chunks
 
 
 async def test_fifty_saves_do_not_grow_memory(store: S3Store, job: str) -> None:

@@ -55,6 +55,7 @@ class Proxy:
         self.cut = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.add(asyncio.current_task())  # type: ignore[arg-type]
         there, back = await asyncio.open_connection(self.host, self.port)
 
         async def forward() -> None:
@@ -65,6 +66,7 @@ class Proxy:
                         return
                     back.write(data)
                     await back.drain()
+                back.write_eof()
 
         task = asyncio.create_task(forward())
         try:
@@ -94,7 +96,7 @@ async def proxied(s3: Any, **more: Any) -> AsyncIterator[tuple[S3Store, Proxy]]:
     finally:
         await store.close()
         server.close()
-        await server.wait_closed()
+        await asyncio.gather(*proxy.tasks)
 
 
 async def test_an_object_is_written_read_listed_and_deleted(store: S3Store, key: str) -> None:
