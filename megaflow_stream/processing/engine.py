@@ -61,6 +61,8 @@ class Engine:
             for number, (_, processor) in enumerate(self.processors)
         ]
         try:
+            if isinstance(compute, ProcessCompute):
+                await _warmed(compute, stop)
             async with asyncio.TaskGroup() as group:
                 watchers = [
                     group.create_task(self._backlog(member, member.processor.backlog))
@@ -69,8 +71,6 @@ class Engine:
                 ]
                 watchers += [group.create_task(self._ends(member)) for member in self.members]
                 watchers.append(group.create_task(self._report()))
-                if isinstance(compute, ProcessCompute):
-                    watchers.append(group.create_task(compute.warm()))
                 runs = [group.create_task(member.run(stop)) for member in self.members]
                 await asyncio.wait(runs, return_when=asyncio.ALL_COMPLETED)
                 for watcher in watchers:
@@ -175,6 +175,21 @@ class Engine:
                     stuck={} if computing else told_late,
                 )
             used, at, done = cpu, now, total
+
+
+async def _warmed(compute: ProcessCompute, stop: asyncio.Event) -> None:
+    """A worker takes partitions from others only when it can work on them: imports may take seconds."""
+    waits = asyncio.ensure_future(compute.warm()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        warming, stopped = waits
+        stopped.cancel()
+        if not warming.done():
+            warming.cancel()
+        await asyncio.wait(waits)
+    if not warming.cancelled():
+        warming.result()
 
 
 async def backlog_bytes(bus: Bus, backlog: Backlog) -> float | None:

@@ -144,6 +144,7 @@ class Member:
                 for tp, records in fetched.items():
                     if (part := self.parts.get(TopicPartition(*tp))) is not None:
                         part.put(records)
+                await asyncio.sleep(0)  # what is buffered comes at once: the partitions' tasks must have their turn
                 if time.monotonic() - checked > self.options.idle_commit_seconds:
                     checked = time.monotonic()
                     for part in [p for p in self.parts.values() if p.ready and not p.bytes_in_flight]:
