@@ -1,5 +1,6 @@
 """What publishing costs beside a bare producer: `megaflow publish`'s work against aiokafka on the same records.
 
+    python benchmarks/publish.py                                      # on an embedded broker
     python benchmarks/publish.py --bootstrap-servers 127.0.0.1:9092
 
 Runs are paired and interleaved, each on a new topic of four partitions:
@@ -32,6 +33,7 @@ from megaflow_stream.bus import Bus, TopicDescription, connect
 from megaflow_stream.conversations import synthetic
 from megaflow_stream.publishing import ledger
 from megaflow_stream.publishing.publish import publish
+from megaflow_stream.runtime.services import down, up
 
 Run = Callable[[Bus, str, str, Path], Awaitable[int]]
 
@@ -141,12 +143,20 @@ def ratio(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap-servers", required=True)
+    parser.add_argument("--bootstrap-servers", default="", help="an existing broker without credentials")
     parser.add_argument("--records", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = asyncio.run(measure(options.bootstrap_servers, options.records, options.rounds))
+    with tempfile.TemporaryDirectory() as folder:
+        servers = options.bootstrap_servers
+        if not servers:
+            servers = asyncio.run(up(Path(folder), kafka=True, s3=False, authenticate=False)).bootstrap_servers
+        try:
+            found = asyncio.run(measure(servers, options.records, options.rounds))
+        finally:
+            if not options.bootstrap_servers:
+                asyncio.run(down(Path(folder)))
     if options.json:
         print(json.dumps(found))
         return
