@@ -25,8 +25,9 @@ import numpy as np
 import megaflow_stream.bus.kafka  # noqa: F401  for half a second, while a rank starts: not in the reading thread
 from megaflow_stream.bus.api import Bus, Reader, Record, TopicPartition
 from megaflow_stream.clock import Clock, SystemClock
-from megaflow_stream.errors import BadRecord, Damaged, MegaflowError, ServiceUnreachable, SettingError
+from megaflow_stream.errors import BadRecord, Damaged, MegaflowError, SettingError
 from megaflow_stream.features import record as features
+from megaflow_stream.observe.stall import Stall
 from megaflow_stream.training.background import Background
 from megaflow_stream.training.plan import Scouted, Slice
 
@@ -34,7 +35,6 @@ BUDGET_BYTES = 64 << 20
 FETCH_SECONDS = 0.1
 FETCH_RECORDS = 1000
 RETRY_SECONDS = (0.1, 5.0)
-STALL_SECONDS = 20.0  # aiokafka may fetch nothing for ever, in silence: then it is looked whether there is something
 
 log = logging.getLogger(__name__)
 
@@ -172,38 +172,18 @@ class Loader:
                 for partition in self._partitions.values():
                     partition.paused = False
                 reader.assign({name: p.position for name, p in self._partitions.items()})
-                moved, at = self._positions(), self._clock.monotonic()
+                stall = Stall(bus, self._clock)
                 while True:
                     self._balance(reader)
                     found = await reader.fetch(timeout_seconds=FETCH_SECONDS, max_records=FETCH_RECORDS)
                     fetched = {name: [self._open(r) for r in records] for name, records in found.items()}
                     positions = {name: await reader.position(name) for name in self._partitions}
                     self._keep(fetched, positions)
-                    if positions != moved:
-                        moved, at = positions, self._clock.monotonic()
-                    elif self._clock.monotonic() - at > STALL_SECONDS:
-                        await self._refuse_stall(bus, positions)
-                        at = self._clock.monotonic()
+                    await stall.look({name: at for name, at in positions.items() if not self._partitions[name].paused})
             finally:
                 await reader.close()
         finally:
             await asyncio.shield(bus.close())
-
-    def _positions(self) -> dict[TopicPartition, int]:
-        return {name: p.position for name, p in self._partitions.items()}
-
-    async def _refuse_stall(self, bus: Bus, positions: Mapping[TopicPartition, int]) -> None:
-        """Nothing has come for long: well, unless there is something. A client that stalled is replaced."""
-        open_ = [name for name, p in self._partitions.items() if not p.paused]
-        ends = await bus.end_offsets(open_)
-        for name in open_:
-            if positions[name] < ends[name]:
-                raise ServiceUnreachable(
-                    f"no record came for {STALL_SECONDS:g} s, though there are some up to offset {ends[name]}",
-                    topic=name.topic,
-                    partition=name.partition,
-                    offset=positions[name],
-                )
 
     def _balance(self, reader: Reader) -> None:
         for name, partition in self._partitions.items():

@@ -12,7 +12,7 @@ import pytest
 
 from megaflow_stream.bus import TopicPartition
 from megaflow_stream.errors import Damaged, MegaflowError, RecordsExpired, SettingError
-from megaflow_stream.training import loader as loading
+from megaflow_stream.observe import stall
 from megaflow_stream.training.loader import Loader, View
 from megaflow_stream.training.plan import Slice
 from tests.training_job import TrainingJob
@@ -149,7 +149,7 @@ def test_a_bus_that_does_not_answer_is_tried_again(job: TrainingJob) -> None:
 
 def test_a_client_that_stalls_in_silence_is_replaced(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(job.write(4, partitions=[0]))
-    monkeypatch.setattr(loading, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(stall, "STALL_SECONDS", 0.3)
     readers: list[Any] = []
 
     async def connect() -> Any:
