@@ -81,8 +81,6 @@ async def load(bus: Bus, path: Path) -> None:
     """Record i on partition i modulo 4, as the peers' loader does."""
     for topic in ("bench.raw", "bench.dlq", "bench.dropped", "bench.statistics"):
         await bus.create_topic(TopicDescription(topic, 4, {"max.message.bytes": str(1 << 25)}))
-    while "bench.raw" not in await bus.topics():
-        await asyncio.sleep(0.1)
     if sum((await bus.end_offsets(await bus.partitions("bench.raw"))).values()):
         return
     producer = await bus.producer()
@@ -128,8 +126,6 @@ async def engine(bus: Bus, broker: str, case: str, mode: str, broker_pid: int) -
     """One worker, from its first partition to the last commit."""
     out = f"bench.out.{os.urandom(4).hex()}"
     await bus.create_topic(TopicDescription(out, 4, {"max.message.bytes": str(1 << 25)}))
-    while out not in await bus.topics():
-        await asyncio.sleep(0.05)
     ends = await bus.end_offsets(await bus.partitions("bench.raw"))
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

@@ -11,12 +11,17 @@ import asyncio
 import os
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from megaflow_stream.bus import Bus
 
 # The same examples in every run: a new one found is a case of its own, not a surprise to somebody else.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -62,6 +67,16 @@ def kafka() -> str:
 
     options = {"kafka": True, "s3": False, "authenticate": False}
     return asyncio.run(up(Path(os.environ[SHARED]), **options)).bootstrap_servers
+
+
+@pytest.fixture
+async def bus(kafka: str) -> AsyncIterator[Bus]:
+    """The test's own connection to the broker."""
+    from megaflow_stream.bus import connect
+
+    bus = await connect(kafka)
+    yield bus
+    await bus.close()
 
 
 @pytest.fixture(scope="session")

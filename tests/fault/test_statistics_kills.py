@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import IO
 
 import orjson
 import pytest
 
-from megaflow_stream.bus import Bus, Producer, TopicDescription, connect
+from megaflow_stream.bus import Bus, Producer, TopicDescription
 from megaflow_stream.observe.scan import scan
 from megaflow_stream.processing.statistics import Counted
 from megaflow_stream.processing.statistics_agent import StatisticsTopics
@@ -141,13 +141,6 @@ class Source:
 
     async def _send(self, partition: int, counted: Counted) -> asyncio.Future[object]:
         return await self.producer.send(self.topic, counted.encode(), key=counted.key.encode(), partition=partition)  # type: ignore[return-value]
-
-
-@pytest.fixture
-async def bus(kafka: str) -> AsyncIterator[Bus]:
-    bus = await connect(kafka)
-    yield bus
-    await bus.close()
 
 
 @pytest.fixture

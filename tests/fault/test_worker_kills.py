@@ -9,24 +9,16 @@ import asyncio
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from megaflow_stream.bus import Bus, connect
+from megaflow_stream.bus import Bus
 from tests.engine_cases.case import Case
 from tests.engine_cases.fleet import Fleet
 
 DECLARED = Path(__file__).parent.parent / "engine_cases" / "declared.py"
 FAULTS = 6
-
-
-@pytest.fixture
-async def bus(kafka: str) -> AsyncIterator[Bus]:
-    bus = await connect(kafka)
-    yield bus
-    await bus.close()
 
 
 @pytest.mark.timeout(400)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from megaflow_stream.bus import Bus, OutRecord, TopicDescription, TopicPartition, connect
+from megaflow_stream.bus import Bus, OutRecord, TopicDescription, TopicPartition
 from megaflow_stream.bus.api import Headers
 from megaflow_stream.definitions.processor import Rejected
 from megaflow_stream.errors import BusError
@@ -32,13 +32,6 @@ class Came:
     timestamp: int = 0
     key: bytes | None = b"c"
     headers: Headers = (("dataset", b"agent"), ("traceparent", b"00-1-2-01"))
-
-
-@pytest.fixture
-async def bus(kafka: str) -> AsyncIterator[Bus]:
-    bus = await connect(kafka)
-    yield bus
-    await bus.close()
 
 
 @pytest.fixture

@@ -11,17 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from megaflow_stream.bus import Bus, OutRecord, TopicDescription, connect
+from megaflow_stream.bus import Bus, OutRecord, TopicDescription
 from megaflow_stream.errors import NotFound, UsageError
 from megaflow_stream.observe.dead_letters import list_letters, show_letter
 from megaflow_stream.observe.tail import describe, tail
-
-
-@pytest.fixture
-async def bus(kafka: str) -> AsyncIterator[Bus]:
-    bus = await connect(kafka)
-    yield bus
-    await bus.close()
 
 
 @pytest.fixture

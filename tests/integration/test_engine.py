@@ -7,12 +7,11 @@ import importlib.util
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from megaflow_stream.bus import Bus, connect
+from megaflow_stream.bus import Bus
 from megaflow_stream.definitions.loading import definitions
 from megaflow_stream.definitions.processor import Processor
 from megaflow_stream.errors import NotFound
@@ -22,13 +21,6 @@ from megaflow_stream.processing.member import Options
 from tests.engine_cases.case import Case
 
 DECLARED = Path(__file__).parent.parent / "engine_cases" / "declared.py"
-
-
-@pytest.fixture
-async def bus(kafka: str) -> AsyncIterator[Bus]:
-    bus = await connect(kafka)
-    yield bus
-    await bus.close()
 
 
 @pytest.fixture

@@ -8,16 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from megaflow_stream.bus import Bus, TopicDescription, TopicPartition, connect
+from megaflow_stream.bus import Bus, TopicDescription, TopicPartition
 from megaflow_stream.observe import lag as lags
 from megaflow_stream.observe.lag import Follower, PartitionLag, measure
-
-
-@pytest.fixture
-async def bus(kafka: str) -> AsyncIterator[Bus]:
-    bus = await connect(kafka)
-    yield bus
-    await bus.close()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from dataclasses import asdict
 import psutil
 import pytest
 
-from megaflow_stream.bus import Bus, OutRecord, TopicDescription, connect
+from megaflow_stream.bus import Bus, OutRecord, TopicDescription
 from megaflow_stream.observe.dead_letters import list_letters
 from megaflow_stream.observe.scan import scan
 from megaflow_stream.observe.status import read_status
@@ -29,13 +29,6 @@ from megaflow_stream.processing.statistics_agent import StatisticsTopics
 servers, topics = eval(sys.argv[1])
 main(servers, Security(), topics=StatisticsTopics(**topics))
 """
-
-
-@pytest.fixture
-async def bus(kafka: str) -> AsyncIterator[Bus]:
-    bus = await connect(kafka)
-    yield bus
-    await bus.close()
 
 
 @pytest.fixture

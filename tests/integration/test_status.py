@@ -8,15 +8,8 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from megaflow_stream.bus import Bus, TopicDescription, connect
+from megaflow_stream.bus import Bus, TopicDescription
 from megaflow_stream.observe.status import StatusWriter, read_status
-
-
-@pytest.fixture
-async def bus(kafka: str) -> AsyncIterator[Bus]:
-    bus = await connect(kafka)
-    yield bus
-    await bus.close()
 
 
 @pytest.fixture
