@@ -12,6 +12,7 @@ from typing import Any
 from aiokafka import TopicPartition as KafkaPartition
 
 from megaflow_stream import logs
+from megaflow_stream.allocator import keep_freed_memory
 from megaflow_stream.bus import TopicPartition
 from megaflow_stream.bus.kafka import KafkaBus
 from megaflow_stream.bus.kafka_producer import KafkaProducer
@@ -58,6 +59,7 @@ class PlainBus(KafkaBus):
 
 async def main(broker: str, case: str, mode: str) -> None:
     logs.setup("bench")
+    keep_freed_memory()  # as `megaflow process` does
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     (found,) = [p for p in definitions(WORK, Processor) if p.name.endswith(f"-{case}")]

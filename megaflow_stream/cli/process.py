@@ -57,11 +57,13 @@ def _works(project: Project, names: tuple[str, ...]) -> list[tuple[Path, Process
 
 
 async def _worker(context: Context, works: list[tuple[Path, Processor]], name: str) -> None:
+    from megaflow_stream.allocator import keep_freed_memory
     from megaflow_stream.observe.status import StatusWriter
     from megaflow_stream.processing.engine import Engine
     from megaflow_stream.runtime.connection import connected
     from megaflow_stream.runtime.signals import stop_event
 
+    keep_freed_memory()
     stop = stop_event()
     async with (
         connected(context.project, context.settings, kafka=True, s3=False) as connection,

@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from megaflow_stream.allocator import keep_freed_memory
 from megaflow_stream.definitions.loading import definitions
 from megaflow_stream.definitions.processor import Handler, Processor
 from megaflow_stream.errors import NotFound
@@ -66,6 +67,7 @@ def _write(sink: Any, data: bytes) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a group's SIGTERM is for the worker, which then ends us
+    keep_freed_memory()
     pa.set_cpu_count(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     out, source = os.dup(1), os.fdopen(os.dup(0), "rb", buffering=0)

@@ -29,6 +29,7 @@ from typing import Any
 import orjson
 
 from megaflow_stream import logs
+from megaflow_stream.allocator import keep_freed_memory
 from megaflow_stream.errors import MegaflowError, NotFound, ServiceUnreachable
 from megaflow_stream.faults import reach
 from megaflow_stream.training.job import Job, Place, from_json
@@ -92,6 +93,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which asks in order
     watch_parent()
     logs.setup(f"train {job.name} rank {place.rank}")
+    keep_freed_memory()
     code = 1
     try:
         closing = ExitStack()
