@@ -25,6 +25,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from megaflow_stream.errors import MegaflowError
 
 PIECE_BYTES = 64 << 20
+INLINE_BYTES = 8 << 10  # of a message that travel with its length: one operation instead of two, each a wait for others
 WAKE_SECONDS = 1.0  # how often a waiting rank says that it is alive
 
 
@@ -90,15 +91,14 @@ class Communicator:
         """Rank 0 gives the payload, the others None; all get it."""
         if self.world_size == 1:
             return payload or b""
-        size = torch.tensor([len(payload or b"")])
-        self._run(what, lambda: self._bytes.broadcast(size, 0))
-        if self.rank == 0:
-            data = torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8)
-        else:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        if int(size):
-            self._run(what, lambda: self._bytes.broadcast(data, 0))
-        return payload or b"" if self.rank == 0 else data.numpy().tobytes()
+        first = _begin(payload or b"")
+        self._run(what, lambda: self._bytes.broadcast(first, 0))
+        size, begin = _begun(first)
+        if size <= len(begin):
+            return begin
+        rest = torch.frombuffer(bytearray((payload or b"")[len(begin) :].ljust(size - len(begin))), dtype=torch.uint8)
+        self._run(what, lambda: self._bytes.broadcast(rest, 0))
+        return begin + rest.numpy().tobytes()
 
     def broadcast_buffer(self, buffer: Tensor, what: str = "broadcast") -> None:
         """Rank 0's bytes (uint8, on the CPU) become everybody's, in place, in pieces that each have the bound."""
@@ -136,7 +136,16 @@ class Communicator:
 
     def gather_bytes(self, payload: bytes, what: str = "gather") -> list[bytes]:
         """On rank 0 the payload of each rank, elsewhere an empty list."""
-        out = self.exchange_bytes([payload] + [b""] * (self.world_size - 1), what)
+        if self.world_size == 1:
+            return [payload]
+        mine = _begin(payload)
+        firsts = [torch.empty_like(mine) for _ in range(self.world_size)]
+        self._run(what, lambda: self._bytes.allgather([firsts], [mine]))
+        begun = [_begun(first) for first in firsts]
+        out = [begin for _, begin in begun]
+        if any(size > len(begin) for size, begin in begun):
+            rests = self.exchange_bytes([payload[INLINE_BYTES:]] + [b""] * (self.world_size - 1), what)
+            out = [begin + rest for begin, rest in zip(out, rests, strict=True)]
         return out if self.rank == 0 else []
 
     def _run(self, what: str, start: Callable[[], dist.Work]) -> None:
@@ -155,6 +164,19 @@ class Communicator:
             raise CollectiveFailed(
                 f"{what} failed, a peer is gone: {_first_line(error)}", rank=self.rank, generation=self.generation
             ) from error
+
+
+def _begin(payload: bytes) -> Tensor:
+    """The first message of a payload: its length, and what of it fits."""
+    head = len(payload).to_bytes(8, "little") + payload[:INLINE_BYTES]
+    return torch.frombuffer(bytearray(head.ljust(8 + INLINE_BYTES)), dtype=torch.uint8)
+
+
+def _begun(first: Tensor) -> tuple[int, bytes]:
+    """The payload's length, and its beginning."""
+    data = first.numpy().tobytes()
+    size = int.from_bytes(data[:8], "little")
+    return size, data[8 : 8 + min(size, INLINE_BYTES)]
 
 
 def _wait(work: dist.Work, seconds: float) -> bool:

@@ -116,10 +116,10 @@ class BitAccumulator:
 
     def slice_done(self, tokens: int, loss: float, seen_tokens: int = 0) -> None:
         """Counts one slice after its backward: its trained tokens, its summed loss, its tokens."""
-        self.counters[0] += tokens
-        self.counters[1] += seen_tokens
-        self.counters[2] += self._marked | (not math.isfinite(loss))
-        self.counters[3] += round(loss * 2**LOSS_BITS) if abs(loss) < 1e12 else 0
+        finite = math.isfinite(loss)
+        units = round(loss * 2**LOSS_BITS) if abs(loss) < 1e12 else 0
+        self.counters[2] += self._marked & finite
+        self.counters[:COUNTERS] += torch.tensor([tokens, seen_tokens, not finite, units], device=self.device)
         self._marked.zero_()
 
     def raise_flag(self, flag: Flag) -> None:

@@ -44,24 +44,27 @@ def micro_batch(sequences: Sequence[PackedSequence], *, rows: int, block_tokens:
     Raises `BadRecord` when a sequence is longer: it was packed for another trainer."""
     if len(sequences) > rows:
         raise BadRecord(f"{len(sequences)} sequences do not fit a micro-slice of {rows}")
+    sizes = [len(sequence.tokens) for sequence in sequences]
+    if max(sizes, default=0) > block_tokens:
+        raise BadRecord(
+            f"a packed sequence has {max(sizes)} tokens, but the trainer's block_tokens is {block_tokens}",
+            hint="pack the features to the trainer's block, or raise the trainer's block_tokens",
+        )
     shape = (rows, block_tokens)
     tokens, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     mask = np.zeros(shape, np.bool_)
     documents, positions = np.full(shape, PADDING_DOCUMENT, np.int64), np.zeros(shape, np.int64)
-    for row, sequence in enumerate(sequences):
-        n = len(sequence.tokens)
-        if n > block_tokens:
-            raise BadRecord(
-                f"a packed sequence has {n} tokens, but the trainer's block_tokens is {block_tokens}",
-                hint="pack the features to the trainer's block, or raise the trainer's block_tokens",
-            )
-        lengths = np.asarray(sequence.lengths, np.int64)
-        ids = np.repeat(np.arange(len(lengths)), lengths)
-        tokens[row, :n] = sequence.tokens
-        documents[row, :n] = ids
-        positions[row, :n] = np.arange(n) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        targets[row, : n - 1] = sequence.tokens[1:]
-        mask[row, : n - 1] = np.asarray(sequence.loss_mask[1:], np.bool_) & (ids[1:] == ids[:-1])
+    if sizes:  # all rows at once: each call of numpy costs more than these few tokens
+        lengths = np.concatenate([sequence.lengths for sequence in sequences], dtype=np.int64)
+        numbers = np.concatenate([np.arange(len(sequence.lengths)) for sequence in sequences])
+        filled = np.arange(block_tokens) < np.array(sizes + [0] * (rows - len(sizes)))[:, None]
+        tokens[filled] = np.concatenate([sequence.tokens for sequence in sequences])
+        documents[filled] = np.repeat(numbers, lengths)
+        positions[filled] = np.arange(sum(sizes)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        mask[filled] = np.concatenate([sequence.loss_mask for sequence in sequences])
+        targets[:, :-1] = tokens[:, 1:]
+        mask[:, :-1] = mask[:, 1:] & (positions[:, 1:] > 0)
+        mask[:, -1] = False
     return MicroBatch(
         tokens=torch.from_numpy(tokens),
         targets=torch.from_numpy(targets),

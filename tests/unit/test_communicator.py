@@ -1,0 +1,44 @@
+"""Bytes between ranks, around the size that travels with its length."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from megaflow_stream.elastic.communicator import INLINE_BYTES, Communicator
+
+RANKS = 3
+
+
+def payload(rank: int, size: int) -> bytes:
+    return bytes((rank + i) % 251 for i in range(size))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (0, 0, 0),
+        (1, 0, 7),
+        (INLINE_BYTES, INLINE_BYTES - 1, 2),
+        (INLINE_BYTES + 1, 0, 3),
+        (5, 3 * INLINE_BYTES, 100_000),
+    ],
+)
+def test_bytes_arrive_as_they_were_sent_whatever_their_size(sizes: tuple[int, ...]) -> None:
+    store = dist.HashStore()
+    sent = [payload(rank, size) for rank, size in enumerate(sizes)]
+
+    def work(rank: int) -> tuple[list[bytes], bytes, list[bytes]]:
+        group = Communicator(store, generation=1, rank=rank, world_size=RANKS, timeout_seconds=20)
+        gathered = group.gather_bytes(sent[rank])
+        said = group.broadcast_bytes(sent[0] if rank == 0 else None)
+        return gathered, said, group.exchange_bytes([sent[rank][: 10 * to] for to in range(RANKS)])
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        found = list(pool.map(work, range(RANKS)))
+    assert [gathered for gathered, _, _ in found] == [sent, [], []]
+    assert [said for _, said, _ in found] == [sent[0]] * RANKS
+    for rank, (_, _, exchanged) in enumerate(found):
+        assert exchanged == [sent[other][: 10 * rank] for other in range(RANKS)]
