@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 
 import numpy as np
 import orjson
@@ -21,7 +22,7 @@ from megaflow_stream.training.leader import AHEAD, Orders
 from megaflow_stream.training.loader import Fetched, Loader, View
 from megaflow_stream.training.plan import Range, Scouted, Slice, assign, slices
 
-_SIZE, _HEAD = struct.Struct("<q"), struct.Struct("<qqi")
+_SIZE = struct.Struct("<q")
 
 
 class Exchange:
@@ -38,7 +39,7 @@ class Exchange:
         global_batch: int,
     ) -> None:
         self.communicator, self.loader, self.owners = communicator, loader, owners
-        self.inbox: dict[tuple[int, int], tuple[Slice, list[Fetched]]] = {}
+        self.inbox: dict[tuple[int, int], tuple[Slice, Fetched]] = {}
         self._limit = 2 * AHEAD * global_batch
         self.shipped_bytes = 0
 
@@ -64,26 +65,42 @@ class Exchange:
         for _, entry in orders.entries:
             step_slices = slices(entry)
             ranks = assign(step_slices, self.owners, self.communicator.world_size)
-            claimed: dict[TopicPartition, list[Fetched]] = {}
+            claimed = {r.partition: self._claim(r) for r in entry.ranges if self.owners[r.partition] == rank}
             for i, (part, trains) in enumerate(zip(step_slices, ranks, strict=True)):
-                reads = self.owners[part.partition]
-                spilled |= reads != trains
-                if reads == rank:
-                    records = self.loader.claim(part)
-                    claimed.setdefault(part.partition, []).extend(records)
-                    if trains == rank:
-                        self.inbox[entry.step, i] = part, records
-                    else:
-                        outgoing[trains].append(_pack_slice(entry.step, i, part, records))
-            for planned in entry.ranges:
-                if planned.partition in claimed:
-                    _compare(planned, claimed[planned.partition])
+                spilled |= self.owners[part.partition] != trains
+                if part.partition not in claimed:
+                    continue
+                records = next(claimed[part.partition])
+                if trains == rank:
+                    self.inbox[entry.step, i] = part, records
+                else:
+                    outgoing[trains].append(_pack_slice(entry.step, i, part, records))
         if spilled:
             payloads = [b"".join(parts) for parts in outgoing]
             self.shipped_bytes += sum(len(p) for p in payloads)
             for payload in self.communicator.exchange_bytes(payloads, "sending slices"):
                 self._unpack_slices(payload)
         return orders
+
+    def _claim(self, planned: Range) -> Iterator[Fetched]:
+        """The records of each slice of a range.
+
+        Raises `Damaged` where the topic holds less or other than the plan says: a hole would be trained unnoticed."""
+        records = self.loader.claim(planned)
+        found = len(records), int(records.trainable_tokens.sum())
+        cuts = np.array(planned.cuts, np.int64)
+        edges = records.offsets.searchsorted(cuts)
+        if (
+            found != (planned.records, planned.trainable_tokens)
+            or (records.offsets.take(edges, mode="clip") != cuts).any()
+        ):
+            raise Damaged(
+                f"the plan has {planned.records} records with {planned.trainable_tokens} trainable tokens in "
+                f"[{planned.begin}, {planned.end}), the topic {found[0]} with {found[1]}",
+                hint="were records deleted or rewritten? Then train on under a new name",
+                **planned.partition._asdict(),
+            )
+        return iter([records[begin:end] for begin, end in pairwise((0, *edges.tolist(), len(records)))])
 
     def _unpack_slices(self, payload: bytes) -> None:
         at = 0
@@ -92,27 +109,14 @@ class Exchange:
             at += _SIZE.size
             head = orjson.loads(payload[at : at + size])
             at += size
-            records = []
-            for _ in range(head["records"]):
-                offset, trainable, length = _HEAD.unpack_from(payload, at)
-                at += _HEAD.size
-                records.append(Fetched(offset, trainable, payload[at : at + length]))
-                at += length
+            count = head["records"]
+            offsets, trainable, lengths = np.frombuffer(payload, np.int64, 3 * count, at).reshape(3, count)
+            at += 3 * offsets.nbytes
+            edges = [at, *(at + np.cumsum(lengths)).tolist()]
+            at = edges[-1]
             part = Slice(TopicPartition(head["topic"], head["partition"]), head["begin"], head["end"])
-            self.inbox[head["step"], head["index"]] = part, records
-
-
-def _compare(planned: Range, records: Sequence[Fetched]) -> None:
-    """Raises `Damaged` where the topic holds less or other than the plan says: a hole would be trained unnoticed."""
-    found = len(records), sum(record.trainable_tokens for record in records)
-    if found != (planned.records, planned.trainable_tokens):
-        raise Damaged(
-            f"the plan has {planned.records} records with {planned.trainable_tokens} trainable tokens in "
-            f"[{planned.begin}, {planned.end}), the topic {found[0]} with {found[1]}",
-            hint="were records deleted or rewritten? Then train on under a new name",
-            topic=planned.partition.topic,
-            partition=planned.partition.partition,
-        )
+            values = [payload[begin:end] for begin, end in pairwise(edges)]
+            self.inbox[head["step"], head["index"]] = part, Fetched(offsets, trainable, values)
 
 
 def _pack(views: Mapping[TopicPartition, View], stop: bool) -> bytes:
@@ -136,7 +140,8 @@ def _unpack(payload: bytes) -> tuple[dict[TopicPartition, View], bool]:
     return views, raw["stop"]
 
 
-def _pack_slice(step: int, index: int, part: Slice, records: list[Fetched]) -> bytes:
+def _pack_slice(step: int, index: int, part: Slice, records: Fetched) -> bytes:
+    """The length of the head, the head (JSON), the columns, the values."""
     head = orjson.dumps(
         {
             "step": step,
@@ -148,7 +153,6 @@ def _pack_slice(step: int, index: int, part: Slice, records: list[Fetched]) -> b
             "records": len(records),
         }
     )
-    parts = [_SIZE.pack(len(head)), head]
-    for f in records:
-        parts += [_HEAD.pack(f.offset, f.trainable_tokens, len(f.value)), f.value]
-    return b"".join(parts)
+    lengths = np.array([len(value) for value in records.values], np.int64)
+    columns = [c.tobytes() for c in (records.offsets, records.trainable_tokens, lengths)]
+    return b"".join([_SIZE.pack(len(head)), head, *columns, *records.values])

@@ -15,12 +15,12 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import NamedTuple
+from operator import attrgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 import megaflow_stream.bus.kafka  # noqa: F401  for half a second, while a rank starts: not in the reading thread
 from megaflow_stream.bus.api import Bus, Reader, Record, TopicPartition
@@ -29,22 +29,40 @@ from megaflow_stream.errors import BadRecord, Damaged, MegaflowError, SettingErr
 from megaflow_stream.features import record as features
 from megaflow_stream.observe.stall import Stall
 from megaflow_stream.training.background import Background
-from megaflow_stream.training.plan import Scouted, Slice
+from megaflow_stream.training.plan import Range, Scouted
 
 BUDGET_BYTES = 64 << 20
 FETCH_SECONDS = 0.1
 FETCH_RECORDS = 1000
 RETRY_SECONDS = (0.1, 5.0)
+_HEADERS = attrgetter("headers")
 
 log = logging.getLogger(__name__)
 
 
-class Fetched(NamedTuple):
-    """A record that waits to be trained."""
+@dataclass(slots=True, eq=False)
+class Fetched:
+    """Records of one partition that wait to be trained, in offset order, as columns.
 
-    offset: int
-    trainable_tokens: int
-    value: bytes
+    offsets, trainable_tokens: int64 [n]. values: n packed sequences, encoded.
+    """
+
+    offsets: NDArray[np.int64]
+    trainable_tokens: NDArray[np.int64]
+    values: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __getitem__(self, part: slice) -> Fetched:
+        return Fetched(self.offsets[part], self.trainable_tokens[part], self.values[part])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.values))
+
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -57,6 +75,8 @@ class View:
 
 @dataclass(slots=True)
 class _Partition:
+    """waiting: what each fetch brought, and no plan has claimed."""
+
     position: int
     waiting: deque[Fetched] = field(default_factory=deque)
     waiting_bytes: int = 0
@@ -88,6 +108,7 @@ class Loader:
         self._lock = threading.Lock()
         self._error: MegaflowError | None = None
         self.fetched_bytes = self.claimed_bytes = self.fetched_records = 0
+        self._room = asyncio.Event()
         self._background: Background | None = None
         if positions:
             self._background = Background("loader")
@@ -103,12 +124,15 @@ class Loader:
             partitions = sorted(self._partitions.items(), key=lambda item: len(item[1].waiting))
             for done, (name, partition) in enumerate(partitions):
                 share = max(1, -(-limit // (len(partitions) - done)))
-                first = list(islice(partition.waiting, share))
-                limit -= len(first)
-                offsets = np.array([f.offset for f in first], np.int64)
-                views[name] = View(
-                    partition.position, Scouted(offsets, np.array([f.trainable_tokens for f in first], np.int64))
-                )
+                offsets, trainable, count = [_NONE], [_NONE], 0
+                for part in partition.waiting:
+                    if count >= share:
+                        break
+                    offsets.append(part.offsets[: share - count])
+                    trainable.append(part.trainable_tokens[: share - count])
+                    count += len(offsets[-1])
+                limit -= count
+                views[name] = View(partition.position, Scouted(np.concatenate(offsets), np.concatenate(trainable)))
             return views
 
     def want(self, ends: Mapping[TopicPartition, int]) -> None:
@@ -117,28 +141,33 @@ class Loader:
             for name, end in ends.items():
                 if name in self._partitions:
                     self._partitions[name].wanted = end
+                    self._wake(self._partitions[name])
 
-    def claim(self, wanted: Slice) -> list[Fetched]:
-        """The records of a planned slice, taken out of the buffer. Slices of a partition are claimed in their order.
+    def claim(self, planned: Range) -> Fetched:
+        """The records of a planned range, taken out of the buffer. Ranges of a partition are claimed in their order.
 
-        Raises `Damaged` where the buffer does not begin with the slice: plan and topic do not belong together."""
+        Raises `Damaged` where the buffer does not begin with the range: plan and topic do not belong together."""
         with self._lock:
-            partition = self._partitions[wanted.partition]
-            taken: list[Fetched] = []
+            partition = self._partitions[planned.partition]
+            parts: list[Fetched] = []
             waiting = partition.waiting
-            while waiting and waiting[0].offset < wanted.end:
-                taken.append(waiting.popleft())
-            size = sum([len(f.value) for f in taken])
+            while waiting and waiting[0].offsets[0] < planned.end:
+                part = waiting.popleft()
+                if (count := int(part.offsets.searchsorted(planned.end))) < len(part):
+                    waiting.appendleft(part[count:])
+                parts.append(part[:count])
+            taken = _joined(parts)
+            size = taken.nbytes
             partition.waiting_bytes -= size
             self.claimed_bytes += size
+            self._wake(partition)
             position = partition.position
-        if not taken or taken[0].offset != wanted.begin or position < wanted.end:
+        if not len(taken) or taken.offsets[0] != planned.begin or position < planned.end:
             raise Damaged(
-                f"the plan's slice [{wanted.begin}, {wanted.end}) is not what the topic holds there"
-                f"{f': its next record is at {taken[0].offset}' if taken else ''}",
+                f"the plan's range [{planned.begin}, {planned.end}) is not what the topic holds there"
+                f"{f': its next record is at {taken.offsets[0]}' if len(taken) else ''}",
                 hint="was the topic deleted and made again? Then its trainers must start under a new name",
-                topic=wanted.partition.topic,
-                partition=wanted.partition.partition,
+                **planned.partition._asdict(),
             )
         return taken
 
@@ -174,9 +203,13 @@ class Loader:
                 reader.assign({name: p.position for name, p in self._partitions.items()})
                 stall = Stall(bus, self._clock)
                 while True:
-                    self._balance(reader)
+                    self._room.clear()
+                    if self._balance(reader):  # asleep, a rank that trains pays nothing for its reader
+                        await self._room.wait()
+                        stall = Stall(bus, self._clock)
+                        continue
                     found = await reader.fetch(timeout_seconds=FETCH_SECONDS, max_records=FETCH_RECORDS)
-                    fetched = {name: [self._open(r) for r in records] for name, records in found.items()}
+                    fetched = {name: self._open(records) for name, records in found.items() if records}
                     positions = {name: await reader.position(name) for name in self._partitions}
                     self._keep(fetched, positions)
                     await stall.look({name: at for name, at in positions.items() if not self._partitions[name].paused})
@@ -185,42 +218,60 @@ class Loader:
         finally:
             await asyncio.shield(bus.close())
 
-    def _balance(self, reader: Reader) -> None:
-        for name, partition in self._partitions.items():
-            full = partition.waiting_bytes >= (self._high_bytes // 2 if partition.paused else self._high_bytes)
-            full = full and partition.position >= partition.wanted
-            if full != partition.paused:
-                (reader.pause if full else reader.resume)(name)
-                partition.paused = full
+    def _full(self, partition: _Partition) -> bool:
+        limit = self._high_bytes // 2 if partition.paused else self._high_bytes
+        return partition.waiting_bytes >= limit and partition.position >= partition.wanted
 
-    def _keep(self, fetched: Mapping[TopicPartition, list[Fetched]], positions: Mapping[TopicPartition, int]) -> None:
+    def _balance(self, reader: Reader) -> bool:
+        """Pauses what has its share, resumes what has room again. Returns whether all is paused."""
+        with self._lock:
+            for name, partition in self._partitions.items():
+                full = self._full(partition)
+                if full != partition.paused:
+                    (reader.pause if full else reader.resume)(name)
+                    partition.paused = full
+            return all(partition.paused for partition in self._partitions.values())
+
+    def _wake(self, partition: _Partition) -> None:
+        """Under the lock, from the training thread."""
+        if partition.paused and not self._full(partition) and self._background is not None:
+            self._background.loop.call_soon_threadsafe(self._room.set)
+
+    def _keep(self, fetched: Mapping[TopicPartition, Fetched], positions: Mapping[TopicPartition, int]) -> None:
         with self._lock:
             for name, records in fetched.items():
                 partition = self._partitions[name]
-                size = sum([len(f.value) for f in records])
-                partition.waiting.extend(records)
+                size = records.nbytes
+                partition.waiting.append(records)
                 partition.waiting_bytes += size
                 self.fetched_bytes += size
                 self.fetched_records += len(records)
             for name, position in positions.items():
                 self._partitions[name].position = position
 
-    def _open(self, record: Record) -> Fetched:
-        value = record.value or b""
-        said = counted = None
-        for name, data in record.headers:
-            if name == "tokenizer":
-                said = data
-            elif name == "trainable":
-                counted = data
+    def _open(self, records: Sequence[Record]) -> Fetched:
+        """What the headers say, so that no value is decoded twice."""
+        try:  # as `features.record.headers` writes them, which is a third of a dict's time
+            heads = [(a, tokenizer, b, int(count)) for _, _, (a, tokenizer), _, (b, count), _ in map(_HEADERS, records)]
+            trainable = [head[3] for head in heads]
+            known = {head[:3] for head in heads} == {("tokenizer", self._tokenizer_bytes, "trainable")}
+        except ValueError:
+            known = False
+        if not known:
+            trainable = [self._look_at(record, dict(record.headers)) for record in records]
+        return Fetched(
+            np.array([record.offset for record in records], np.int64),
+            np.array(trainable, np.int64),
+            [record.value or b"" for record in records],
+        )
+
+    def _look_at(self, record: Record, head: Mapping[str, bytes]) -> int:
+        """The trainable tokens of a record that may be another producer's: without headers, its value says it too."""
         try:
-            if said is not None and counted is not None:
-                trainable = int(counted)
-                if said == self._tokenizer_bytes:
-                    return Fetched(record.offset, trainable, value)
-                tokenizer = said.decode()
-            else:  # of another producer: the value says it too
-                sequence = features.decode(value)
+            if "tokenizer" in head and "trainable" in head:
+                tokenizer, trainable = head["tokenizer"].decode(), int(head["trainable"])
+            else:
+                sequence = features.decode(record.value or b"")
                 tokenizer, trainable = sequence.tokenizer, sequence.trainable
         except ValueError as error:  # BadRecord is one
             raise BadRecord(
@@ -239,4 +290,15 @@ class Loader:
                 partition=record.partition,
                 offset=record.offset,
             )
-        return Fetched(record.offset, trainable, value)
+        return trainable
+
+
+def _joined(parts: Sequence[Fetched]) -> Fetched:
+    """The records of all parts, which follow each other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Fetched(
+        np.concatenate([_NONE, *(p.offsets for p in parts)]),
+        np.concatenate([_NONE, *(p.trainable_tokens for p in parts)]),
+        [value for p in parts for value in p.values],
+    )

@@ -223,8 +223,8 @@ class Rank:
     def _slice(self, step: int, index: int) -> None:
         part, fetched = self.exchange.inbox.pop((step, index))
         sequences, batch = open_slice(part, fetched, self.trainer)
-        for f, sequence in zip(fetched, sequences, strict=True):
-            self._lineage.add(part.partition, f.offset, step, sequence.conversations)
+        for offset, sequence in zip(fetched.offsets.tolist(), sequences, strict=True):
+            self._lineage.add(part.partition, offset, step, sequence.conversations)
         batch = batch.to(self.device)
         # Randomness of a slice (dropout) is a function of the step and the slice, not of the rank that trains it.
         _seed(self.device, _slice_seed(self.seed, step, index))
@@ -238,7 +238,7 @@ class Rank:
         if self.leader is None:
             return
         left = len(self._entries)
-        if left <= AHEAD // 2 and (not left or time.monotonic() - self._exchanged_at > EXCHANGE_SECONDS):
+        if left <= AHEAD // 4 and (not left or time.monotonic() - self._exchanged_at > EXCHANGE_SECONDS):
             self.accumulator.raise_flag(Flag.EXCHANGE)
         if self.checkpointer is not None and self.checkpointer.due(entry.step):
             self.accumulator.raise_flag(Flag.CHECKPOINT)

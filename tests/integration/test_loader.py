@@ -14,7 +14,7 @@ from megaflow_stream.bus import TopicPartition
 from megaflow_stream.errors import Damaged, MegaflowError, RecordsExpired, SettingError
 from megaflow_stream.observe import stall
 from megaflow_stream.training.loader import Loader, View
-from megaflow_stream.training.plan import Slice
+from megaflow_stream.training.plan import Range
 from tests.training_job import TrainingJob
 
 Make = Callable[..., Loader]
@@ -52,6 +52,10 @@ def look(loader: Loader, until: Callable[[dict[int, View]], bool]) -> dict[int, 
     raise AssertionError(views)
 
 
+def planned(partition: TopicPartition, begin: int, end: int) -> Range:
+    return Range(partition=partition, begin=begin, end=end, records=0, trainable_tokens=0)
+
+
 def test_every_record_in_order_and_the_position_passes_markers(job: TrainingJob, make: Make) -> None:
     asyncio.run(job.write(60))
     ends = {p.partition: end for p, end in asyncio.run(job.ends()).items()}
@@ -65,16 +69,16 @@ def test_every_record_in_order_and_the_position_passes_markers(job: TrainingJob,
         assert (view.records.trainable_tokens > 0).all()
 
 
-def test_a_claimed_slice_is_taken_once_and_must_begin_where_the_buffer_does(job: TrainingJob, make: Make) -> None:
+def test_a_claimed_range_is_taken_once_and_must_begin_where_the_buffer_does(job: TrainingJob, make: Make) -> None:
     asyncio.run(job.write(20))
     loader = make({0: 0})
     offsets = look(loader, lambda v: len(v[0].records) == 10)[0].records.offsets.tolist()
     partition = TopicPartition(job.data, 0)
-    first = loader.claim(Slice(partition, offsets[0], offsets[3]))
-    assert [f.offset for f in first] == offsets[:3]
+    first = loader.claim(planned(partition, offsets[0], offsets[3]))
+    assert first.offsets.tolist() == offsets[:3]
     assert loader.look(100)[partition].records.offsets.tolist() == offsets[3:]
     with pytest.raises(Damaged, match=f"its next record is at {offsets[3]}"):
-        loader.claim(Slice(partition, offsets[0], offsets[5]))
+        loader.claim(planned(partition, offsets[0], offsets[5]))
 
 
 def test_reading_stops_at_the_budget_and_goes_on_when_there_is_room(job: TrainingJob, make: Make) -> None:
@@ -89,7 +93,7 @@ def test_reading_stops_at_the_budget_and_goes_on_when_there_is_room(job: Trainin
         most = max(most, len(view.records))
         if len(view.records):
             offsets = view.records.offsets.tolist()
-            taken += len(loader.claim(Slice(partition, offsets[0], offsets[-1] + 1)))
+            taken += len(loader.claim(planned(partition, offsets[0], offsets[-1] + 1)))
         else:
             time.sleep(0.01)
     assert taken == 6000

@@ -42,8 +42,12 @@ def value(tokens: list[int]) -> bytes:
     )
 
 
+def fetched(*values: bytes) -> Fetched:
+    return Fetched(np.arange(10, 10 + len(values)), np.zeros(len(values), np.int64), list(values))
+
+
 def test_a_slice_is_opened() -> None:
-    sequences, batch = open_slice(PLACE, [Fetched(10, 2, value([1, 2, 3])), Fetched(11, 1, value([4, 5]))], trainer(6))
+    sequences, batch = open_slice(PLACE, fetched(value([1, 2, 3]), value([4, 5])), trainer(6))
     assert [s.tokens.tolist() for s in sequences] == [[1, 2, 3], [4, 5]]
     assert tuple(batch.tokens.shape) == (2, 8)
 
@@ -57,10 +61,10 @@ def test_a_slice_is_opened() -> None:
 )
 def test_a_record_that_cannot_be_trained_is_named(second: bytes, declared: Trainer, said: str) -> None:
     with pytest.raises(BadRecord, match=rf"{said}.*\(topic features.x, partition 3, offset 11\)"):
-        open_slice(PLACE, [Fetched(10, 1, value([1, 2])), Fetched(11, 1, second)], declared)
+        open_slice(PLACE, fetched(value([1, 2]), second), declared)
 
 
 def test_a_sequence_of_another_block_is_named_by_its_slice() -> None:
     with pytest.raises(BadRecord, match=r"3 tokens.*offset 10") as error:
-        open_slice(PLACE, [Fetched(10, 2, value([1, 2, 3]))], trainer(block_tokens=2))
+        open_slice(PLACE, fetched(value([1, 2, 3])), trainer(block_tokens=2))
     assert "block_tokens" in error.value.hint
