@@ -39,7 +39,7 @@ def hand_over(rank: Rank, step: int, index: int) -> None:
     _, fetched = rank.exchange.inbox.pop((step, index))
     if step != getattr(rank, "handed_over", None):
         rank.handed_over = step  # type: ignore[attr-defined]
-        rank.accumulator.slice_done(sum(f.trainable_tokens for f in fetched), 0.0)
+        rank.accumulator.slice_done(int(fetched.trainable_tokens.sum()), 0.0)
 
 
 def count_received(folder: str) -> None:

@@ -7,7 +7,9 @@ Ranks train from Kafka as in a run: loader, plan, exchange, reduction, optimizer
 same records decoded and batched in memory, and do the same steps in a bare loop with the same reduction and optimizer.
 They take turns, a block of steps each; the others are stopped meanwhile. The loss of every step must be the same in all
 bits. Each pair of blocks gives one difference of step times; its first step, that was stopped in the middle, is left
-out. The loader's budget is small, so that it fetches during the run, not before.
+out. The loader's budget is small, so that it fetches during the run, not before. The model is the reference project's.
+A block lasts seconds: what is due by the clock (status, the plan's log) falls into the half of the time in which the
+ranks run, so that short blocks would show twice of it.
   step time     mean of a block, from the end of one step to the end of the next, so with everything between steps
   outside       the share of it that is not within a step: exchange (the wait for data), flags, reports
 Targets: a median difference within 2 %, or no difference within the 95 % interval of the pairs; outside below 1 %.
@@ -49,7 +51,7 @@ from ranks import (
 from megaflow_stream.bus import Bus, TopicPartition
 from megaflow_stream.training.planlog import read_plan
 
-VOCABULARY = 1024
+VOCABULARY = 4096
 DEFINITION = """
 import time
 
@@ -59,11 +61,14 @@ from megaflow_stream.training.optimizers import BuildAdamW, WarmupConstant
 from megaflow_stream.training.rank import emit
 
 count = loop.Rank._count
+ends = {{}}
 
 
 def counted(self, *args):
-    if self.leader is not None:
-        emit("ended", dict(step=self.step, seconds=time.monotonic()))
+    ends[self.step] = time.monotonic()
+    if self.leader is not None and self.step % BLOCK == 0:
+        emit("ended", dict(ends={{str(step): at for step, at in ends.items()}}))
+        ends.clear()
     count(self, *args)
 
 
@@ -72,7 +77,7 @@ loader.Loader.__init__.__kwdefaults__["budget_bytes"] = BUDGET
 
 
 def build_model():
-    return gpt.GPT(gpt.GPTConfig(vocabulary=VOCABULARY, layers=4, heads=4, width=64, hidden=176))
+    return gpt.GPT(gpt.GPTConfig(vocabulary=VOCABULARY, layers=4, heads=4, width=128, hidden=344))
 
 
 trainer = Trainer(
@@ -106,7 +111,7 @@ class Turns:
 
     def note(self, event: Event, at: float) -> None:
         if event["event"] == "ended":
-            self.ends[event["step"]] = event["seconds"]  # by the rank's clock: an event's way here takes its time
+            self.ends |= {int(step): at for step, at in event["ends"].items()}  # by the rank's clock
         if event["event"] != "step":
             return
         step = event["step"]
@@ -236,25 +241,26 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
             topic = f"bench.features.{uuid.uuid4().hex[:8]}"
             steps = (args.pairs + 1) * args.block
             # Half as many again, so that the loader has what to fetch to the end.
-            size = await fill(bus, topic, steps * args.global_batch * 3 // 2, args.tokens, VOCABULARY)
+            size = await fill(bus, topic, steps * args.global_batch * max(args.ranks) * 3 // 2, args.tokens, VOCABULARY)
             text = DEFINITION
             for name, value in (
                 ("TOKENS", args.tokens),
                 ("SLICE", args.micro_slice),
-                ("BATCH", args.global_batch),
                 ("BUDGET", args.budget_bytes),
+                ("BLOCK", args.block),
                 ("=VOCABULARY", f"={VOCABULARY}"),
             ):
                 text = text.replace(name, str(value))
             for count in args.ranks:
                 turns = Turns(args.block)
-                group = Ranks(found, folder, topic, text, count, steps, turns.note)
+                batch = str(args.global_batch * count)
+                group = Ranks(found, folder, topic, text.replace("BATCH", batch), count, steps, turns.note)
                 systems[f"{count} rank{'s' * (count > 1)}"] = summary(await pairs(args, group, bus, turns), group)
             await bus.delete_topic(topic)
             await bus.close()
     return {
-        "tokens_per_step": args.global_batch * args.tokens,
-        "bytes_per_step": round(size / (steps * 3 // 2)),
+        "tokens_per_step_and_rank": args.global_batch * args.tokens,
+        "bytes_per_step_and_rank": round(size / (steps * max(args.ranks) * 3 // 2)),
         "pairs": args.pairs,
         "steps_per_block": args.block,
         "systems": systems,
@@ -307,11 +313,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--pairs", type=int, default=16)
-    parser.add_argument("--block", type=int, default=12, help="steps of a block")
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--block", type=int, default=30, help="steps of a block")
     parser.add_argument("--tokens", type=int, default=256, help="of a packed sequence")
-    parser.add_argument("--global-batch", type=int, default=8, help="packed sequences of a step")
-    parser.add_argument("--micro-slice", type=int, default=4)
+    parser.add_argument("--global-batch", type=int, default=3, help="packed sequences of a step, for each rank")
+    parser.add_argument("--micro-slice", type=int, default=3)
     parser.add_argument("--budget-bytes", type=int, default=1 << 18, help="what a rank's loader reads ahead")
     args = parser.parse_args()
     found = asyncio.run(measure(args))

@@ -18,6 +18,7 @@ import torch.optim
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from megaflow_stream.allocator import keep_freed_memory
 from megaflow_stream.bus import TopicPartition, connect
 from megaflow_stream.definitions.loading import definitions
 from megaflow_stream.definitions.trainer import Trainer
@@ -98,6 +99,7 @@ def store(rank: int, path: Path) -> Any:
 
 
 def main() -> None:
+    keep_freed_memory()  # as the ranks do
     definition, name, servers, rank, world_size, port_file = sys.argv[1:]
     trainer = next(t for t in definitions(Path(definition), Trainer) if t.name == name)
     communicator = Communicator(
