@@ -15,6 +15,8 @@ from megaflow_stream.project.table import Table
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")  # Kafka's own rule
 _DEFAULTS = Topic(name="-")
+# To the broker a message is a batch, and producers send batches of 128 KiB: a lower limit would refuse them for ever.
+LEAST_MESSAGE_BYTES = 256 << 10
 
 
 def read_topic(path: Path) -> Topic:
@@ -30,7 +32,7 @@ def read_topic(path: Path) -> Topic:
         retention_seconds=table.parsed("retention", _retention, _DEFAULTS.retention_seconds),
         retention_bytes=table.parsed("retention_size", _retention_size, _DEFAULTS.retention_bytes),
         segment_bytes=table.take("segment", "bytes", _DEFAULTS.segment_bytes, least=1 << 20),  # KIP-1030
-        max_message_bytes=table.take("max_message", "bytes", _DEFAULTS.max_message_bytes, least=1024),
+        max_message_bytes=table.take("max_message", "bytes", _DEFAULTS.max_message_bytes, least=LEAST_MESSAGE_BYTES),
         purpose=table.take("purpose", "text", ""),
     )
     table.end()

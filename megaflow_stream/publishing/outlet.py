@@ -7,6 +7,7 @@ before that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import TypeVar
 import stamina
 
 from megaflow_stream.bus.api import Bus, OutRecord, Producer, TopicPartition, json_headers
-from megaflow_stream.errors import Fenced, ServiceUnreachable
+from megaflow_stream.errors import Fenced, MegaflowError, ServiceUnreachable
 from megaflow_stream.publishing import ledger as ledgers
 from megaflow_stream.publishing.ledger import Entry, Ledger
 from megaflow_stream.publishing.record import Prepared
@@ -24,6 +25,7 @@ from megaflow_stream.publishing.spread import partitions_of
 T = TypeVar("T")
 AWAY_SECONDS = 60.0  # an embedded broker that died is up again within 10
 SAID_SECONDS = 5.0
+ABORT_SECONDS = 2.0
 TRANSACTION_SECONDS = 25.0  # the broker aborts one after 20: this producer cannot commit it any more
 
 log = logging.getLogger(__name__)
@@ -74,10 +76,10 @@ class Outlet:
                 async with asyncio.timeout(TRANSACTION_SECONDS):
                     await self._transaction(batch)
             except TimeoutError as error:
-                await self.close()
+                await self._give_up()
                 raise ServiceUnreachable("a transaction did not end", topic=self.topic) from error
             except BaseException:
-                await self.close()
+                await self._give_up()
                 raise
 
         said = asyncio.get_running_loop().call_later(
@@ -133,6 +135,14 @@ class Outlet:
             with attempt:
                 return await call()
         raise AssertionError("retry_context ends by returning or raising")
+
+    async def _give_up(self) -> None:
+        """Ends the transaction where that can be done: an open one would hold readers up until the broker aborts it."""
+        if self._producer is not None:
+            with contextlib.suppress(MegaflowError, TimeoutError):
+                async with asyncio.timeout(ABORT_SECONDS):
+                    await self._producer.abort()
+        await self.close()
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None

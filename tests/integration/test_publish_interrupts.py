@@ -11,7 +11,7 @@ import sys
 import termios
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import orjson
@@ -20,6 +20,8 @@ import pytest
 from megaflow_stream.bus import Bus, Record, TopicDescription, connect
 from megaflow_stream.conversations import synthetic
 from megaflow_stream.publishing import ledger
+from megaflow_stream.publishing.outlet import Batch, Outlet
+from megaflow_stream.publishing.record import Recorder
 
 GOOD = b'{"messages":[{"role":"user","content":"Hi"}]}'
 
@@ -167,3 +169,29 @@ async def test_kill_9_in_a_transaction_and_another_process_repeats_it(
     done = 300 if place == "committed" else 0
     assert (report["published"], report["already_published"]) == (300 - done, done)
     assert Counter(record.value for record in await committed(bus, topic)) == Counter(given)
+
+
+async def test_a_publish_cancelled_in_a_transaction_ends_it(bus: Bus, topic: str) -> None:
+    """Left open it would hold up every reader of the topic until the broker ends it, after a minute."""
+    outlet = Outlet(bus, topic, "d", f"publish-{os.urandom(4).hex()}")
+    await outlet.open()
+    assert outlet._producer is not None
+    sent_all = asyncio.Event()
+
+    async def commit(sent: Iterable[asyncio.Future[object]]) -> None:
+        await asyncio.gather(*sent)
+        sent_all.set()
+        await asyncio.Event().wait()
+
+    outlet._producer.commit = commit  # type: ignore[method-assign]
+    recorder = Recorder(dataset="d", producer="p", format="auto", max_message_bytes=1 << 20)
+    writing = asyncio.create_task(outlet.write(Batch(records=[recorder.prepare(GOOD, orjson.loads(GOOD))])))
+    await sent_all.wait()
+    partitions = await bus.partitions(topic)
+    sent = await bus.end_offsets(partitions, isolation="read_uncommitted")
+    assert await bus.end_offsets(partitions) != sent
+    writing.cancel()
+    await asyncio.wait({writing})
+    async with asyncio.timeout(5):  # the broker writes its markers after it has answered
+        while any(end < sent[p] for p, end in (await bus.end_offsets(partitions)).items()):
+            await asyncio.sleep(0.05)

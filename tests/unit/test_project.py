@@ -146,7 +146,7 @@ def test_a_topic_declared_twice_is_refused(root: Path) -> None:
         ("name: a\nretention: 0s\n", 2, "above 0"),
         ("name: a\nretention_size: 1gb\n", 2, "or `unbounded`"),
         ("name: a\nmax_message: 1MB2\n", 2, "64GiB"),
-        ("name: a\nmax_message: 10\n", 2, "at least 1024"),
+        ("name: a\nmax_message: 10\n", 2, "at least 262144"),
         ("name: a\nsegment: 1kB\n", 2, "at least"),
         ("- a\n", 1, "must be a mapping"),
     ],
