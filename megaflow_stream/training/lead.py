@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Emit = Callable[[str, Mapping[str, Any]], None]
 CLOSE_SECONDS = 5.0
-STATUS_SECONDS = 0.3  # steps are said to status this often at most
+STATUS_SECONDS = 1.0  # steps are said to status this often at most
 
 
 def component(job: str) -> str:
