@@ -74,6 +74,7 @@ class StatusWriter:
         self._written_at = -1e9
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._write_on(), name=f"status of {self.component}")
         await self.update("starting")
         return self
@@ -88,6 +89,10 @@ class StatusWriter:
 
     async def update(self, state: str, **numbers: object) -> None:
         """The component's state and its figures now; figures given earlier stay until they are given again."""
+        self.put(state, **numbers)
+
+    def put(self, state: str, **numbers: object) -> None:
+        """As `update`, from a thread without the loop, one thread at a time: only a change of state wakes the loop."""
         if state not in STATES:
             raise ValueError(f"{state!r} is no state; there are {', '.join(sorted(STATES))}")
         changed = state != self.state
@@ -106,7 +111,7 @@ class StatusWriter:
             self.lost += len(self._changes) == KEPT_CHANGES
             self._changes.append(self._latest)
             self._numbers_due = False
-            self._wake.set()
+            self._loop.call_soon_threadsafe(self._wake.set)
         else:
             self._numbers_due = True
 

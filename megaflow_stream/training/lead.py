@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 Emit = Callable[[str, Mapping[str, Any]], None]
 CLOSE_SECONDS = 5.0
-STATUS_SECONDS = 1.0  # steps are said to status this often at most
 
 
 def component(job: str) -> str:
@@ -51,9 +50,6 @@ class Lead:
         self._planning, self._saving = Background("leader"), Background("checkpoints")
         self._status: StatusWriter | None = None
         self._waiting: str | None = None
-        self._state = "starting"
-        self._numbers: dict[str, Any] = {}
-        self._saying = False
         self._bus: Bus | None = None
         self._checkpointer: Checkpointer | None = None
         self.leader: Leader | None = None
@@ -144,29 +140,17 @@ class Lead:
         if event != "idle" and (waiting is None or waiting != self._waiting):
             self.emit(event, numbers)
         self._waiting = waiting if event in ("waiting", "idle", "step") else self._waiting
-        state = self._state
-        if event == "checkpoint":
-            numbers = {"checkpoint_step": numbers["step"], **{k: v for k, v in numbers.items() if k != "step"}}
-        elif event == "drained":
-            numbers = {"drained": numbers["drain"]}
-        else:
-            state = event if event in ("idle", "waiting") else "running"
-            numbers = {**numbers, "waiting_for": self._waiting}
-        changed, self._state = state != self._state, state
-        self._numbers = {**self._numbers, **numbers}
         if self._status is None:
             return
-        if event != "step" or changed:
-            self._planning.submit(self._status.update(state, **self._numbers))
-        elif not self._saying:
-            self._saying = True
-            self._planning.submit(self._say(self._status))
-
-    async def _say(self, status: StatusWriter) -> None:
-        """Steps, a few together: each time that the other thread wakes takes part of a millisecond of a step."""
-        await self.clock.sleep(STATUS_SECONDS)
-        self._saying = False
-        await status.update(self._state, **self._numbers)
+        if event in ("idle", "waiting"):
+            self._status.put(event, step=numbers["step"], waiting_for=waiting)
+        elif event == "checkpoint":
+            numbers = {"checkpoint_step": numbers["step"], **{k: v for k, v in numbers.items() if k != "step"}}
+            self._status.put(self._status.state, **numbers)
+        elif event == "drained":
+            self._status.put(self._status.state, drained=numbers["drain"])
+        else:
+            self._status.put("running", waiting_for=self._waiting, **numbers)
 
     def say_stopped(self, rank: Rank) -> None:
         """The last event of a job that ended well, after its last checkpoint."""
@@ -187,7 +171,7 @@ class Lead:
             },
         )
         if self._status is not None:
-            self._planning.call(self._status.close("stopped", **self._numbers))
+            self._planning.call(self._status.close("stopped"))
             self._status = None
 
     def close(self) -> None:
@@ -202,7 +186,7 @@ class Lead:
     async def _close_planning(self) -> None:
         status, self._status = self._status, None
         if status is not None:
-            await status.close("failed", **self._numbers)
+            await status.close("failed")
         if self.leader is not None:
             await self.leader.close()
         if self._bus is not None:
