@@ -121,7 +121,7 @@ class Loader:
             if self._error is not None:
                 raise self._error
             views = {}
-            partitions = sorted(self._partitions.items(), key=lambda item: len(item[1].waiting))
+            partitions = sorted(self._partitions.items(), key=lambda item: sum(map(len, item[1].waiting)))
             for done, (name, partition) in enumerate(partitions):
                 share = max(1, -(-limit // (len(partitions) - done)))
                 offsets, trainable, count = [_NONE], [_NONE], 0

@@ -81,6 +81,16 @@ def test_a_claimed_range_is_taken_once_and_must_begin_where_the_buffer_does(job:
         loader.claim(planned(partition, offsets[0], offsets[5]))
 
 
+def test_what_one_partition_lacks_another_may_use_however_its_records_came(job: TrainingJob, make: Make) -> None:
+    asyncio.run(job.write(20, partitions=[0]))
+    loader = make({0: 0, 1: 0})
+    for count in (1, 2, 3):  # each in a fetch of its own
+        asyncio.run(job.write(1, partitions=[1]))
+        look(loader, lambda v, count=count: len(v[1].records) == count and len(v[0].records) == 20)  # type: ignore[misc]
+    views = {p.partition: v for p, v in loader.look(10).items()}
+    assert (len(views[0].records), len(views[1].records)) == (7, 3)
+
+
 def test_reading_stops_at_the_budget_and_goes_on_when_there_is_room(job: TrainingJob, make: Make) -> None:
     asyncio.run(job.write(6000, partitions=[0]))
     loader = make({0: 0}, budget_bytes=50_000)
