@@ -96,9 +96,9 @@ class Communicator:
         size, begin = _begun(first)
         if size <= len(begin):
             return begin
-        rest = torch.frombuffer(bytearray((payload or b"")[len(begin) :].ljust(size - len(begin))), dtype=torch.uint8)
-        self._run(what, lambda: self._bytes.broadcast(rest, 0))
-        return begin + rest.numpy().tobytes()
+        rest = bytearray(payload[INLINE_BYTES:] if self.rank == 0 and payload else size - INLINE_BYTES)
+        self.broadcast_buffer(torch.frombuffer(rest, dtype=torch.uint8), what)
+        return begin + rest
 
     def broadcast_buffer(self, buffer: Tensor, what: str = "broadcast") -> None:
         """Rank 0's bytes (uint8, on the CPU) become everybody's, in place, in pieces that each have the bound."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megaflow_stream.errors import BadRecord
 from megaflow_stream.features.record import PackedSequence
+from megaflow_stream.features.record import positions as token_positions
 
 PADDING_DOCUMENT = -1
 
@@ -55,12 +56,12 @@ def micro_batch(sequences: Sequence[PackedSequence], *, rows: int, block_tokens:
     mask = np.zeros(shape, np.bool_)
     documents, positions = np.full(shape, PADDING_DOCUMENT, np.int64), np.zeros(shape, np.int64)
     if sizes:  # all rows at once: each call of numpy costs more than these few tokens
-        lengths = np.concatenate([sequence.lengths for sequence in sequences], dtype=np.int64)
+        lengths = np.concatenate([sequence.lengths for sequence in sequences])
         numbers = np.concatenate([np.arange(len(sequence.lengths)) for sequence in sequences])
         filled = np.arange(block_tokens) < np.array(sizes + [0] * (rows - len(sizes)))[:, None]
         tokens[filled] = np.concatenate([sequence.tokens for sequence in sequences])
         documents[filled] = np.repeat(numbers, lengths)
-        positions[filled] = np.arange(sum(sizes)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        positions[filled] = token_positions(lengths)
         mask[filled] = np.concatenate([sequence.loss_mask for sequence in sequences])
         targets[:, :-1] = tokens[:, 1:]
         mask[:, :-1] = mask[:, 1:] & (positions[:, 1:] > 0)

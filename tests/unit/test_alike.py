@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import HashStore
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megaflow_stream.definitions.trainer import Trainer
@@ -16,6 +14,7 @@ from megaflow_stream.errors import MegaflowError
 from megaflow_stream.training.alike import compare, compare_weights, describe
 from megaflow_stream.training.optimizers import BuildAdamW
 from megaflow_stream.training.snapshot import integer_digest
+from tests.unit.rank_threads import on_ranks
 
 
 def description(
@@ -62,22 +61,20 @@ def with_compiled() -> dict[str, str]:
 
 def compared(*ranks: dict[str, str]) -> list[str]:
     """What each rank raises."""
-    return on_ranks(len(ranks), lambda communicator: compare(communicator, ranks[communicator.rank]))
+    return on_each(len(ranks), lambda communicator: compare(communicator, ranks[communicator.rank]))
 
 
-def on_ranks(count: int, work: Callable[[Communicator], None]) -> list[str]:
+def on_each(count: int, work: Callable[[Communicator], None]) -> list[str]:
     """What each rank raises."""
-    store = HashStore()
 
-    def one(rank: int) -> str:
+    def one(communicator: Communicator) -> str:
         try:
-            work(Communicator(store, generation=1, rank=rank, world_size=count, timeout_seconds=20))
+            work(communicator)
         except MegaflowError as error:
             return f"{error}; exit code {error.exit_code}"
         return ""
 
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
+    return on_ranks(count, one)
 
 
 class Normed(torch.nn.Module):
@@ -91,16 +88,16 @@ class Normed(torch.nn.Module):
 
 def test_running_statistics_that_differ_are_refused_by_name() -> None:
     models = [Normed() for _ in range(3)]
-    assert on_ranks(3, lambda c: compare_weights(c, models[c.rank], 5)) == ["", "", ""]
+    assert on_each(3, lambda c: compare_weights(c, models[c.rank], 5)) == ["", "", ""]
     models[1].cache.fill_(1.0)
-    assert on_ranks(3, lambda c: compare_weights(c, models[c.rank], 5)) == ["", "", ""]
+    assert on_each(3, lambda c: compare_weights(c, models[c.rank], 5)) == ["", "", ""]
     models[1].norm(torch.arange(6.0).view(2, 3))
     assert integer_digest(models[1]) != integer_digest(models[0])
-    said = on_ranks(3, lambda c: compare_weights(c, models[c.rank], 5))
+    said = on_each(3, lambda c: compare_weights(c, models[c.rank], 5))
     assert said == ["the ranks' buffers differ at step 5: nothing is saved (tensor norm.running_mean); exit code 1"] * 3
     with torch.no_grad():
         models[2].norm.weight[0] = 2.0
-    said = on_ranks(3, lambda c: compare_weights(c, models[c.rank], 6))
+    said = on_each(3, lambda c: compare_weights(c, models[c.rank], 6))
     assert said == ["the ranks' weights differ at step 6: nothing is saved (tensor norm.weight); exit code 1"] * 3
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
-import torch.distributed as dist
 
 from megaflow_stream.elastic.communicator import INLINE_BYTES, Communicator
+from tests.unit.rank_threads import on_ranks
 
 RANKS = 3
 
@@ -27,17 +25,15 @@ def payload(rank: int, size: int) -> bytes:
     ],
 )
 def test_bytes_arrive_as_they_were_sent_whatever_their_size(sizes: tuple[int, ...]) -> None:
-    store = dist.HashStore()
     sent = [payload(rank, size) for rank, size in enumerate(sizes)]
 
-    def work(rank: int) -> tuple[list[bytes], bytes, list[bytes]]:
-        group = Communicator(store, generation=1, rank=rank, world_size=RANKS, timeout_seconds=20)
+    def work(group: Communicator) -> tuple[list[bytes], bytes, list[bytes]]:
+        rank = group.rank
         gathered = group.gather_bytes(sent[rank])
         said = group.broadcast_bytes(sent[0] if rank == 0 else None)
         return gathered, said, group.exchange_bytes([sent[rank][: 10 * to] for to in range(RANKS)])
 
-    with ThreadPoolExecutor(RANKS) as pool:
-        found = list(pool.map(work, range(RANKS)))
+    found = on_ranks(RANKS, work)
     assert [gathered for gathered, _, _ in found] == [sent, [], []]
     assert [said for _, said, _ in found] == [sent[0]] * RANKS
     for rank, (_, _, exchanged) in enumerate(found):
