@@ -104,9 +104,8 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
             topic = f"bench.features.{uuid.uuid4().hex[:8]}"
             args.records -= args.records % args.global_batch
             size = await fill(bus, topic, args.records, args.tokens, 16_384)
-            names = ["raw"] + [
-                f"{n} rank{'s' * (n > 1)}{b}" for b in ("", ", batches")[: 1 + args.batches] for n in args.ranks
-            ]
+            kinds = ("", ", batches") if args.batches else ("",)
+            names = ["raw"] + [f"{n} rank{'s' * (n > 1)}{kind}" for kind in kinds for n in args.ranks]
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
             await asyncio.to_thread(raw, found, topic)  # the broker warms up
             for turn in range(args.rounds):

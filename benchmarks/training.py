@@ -49,12 +49,16 @@ from ranks import (
 )
 
 from megaflow_stream.bus import Bus, TopicPartition
+from megaflow_stream.definitions.loading import definitions
+from megaflow_stream.definitions.trainer import Trainer
 from megaflow_stream.training.planlog import read_plan
 
-VOCABULARY = 4096
+REFERENCE = HERE.parent / "trainers" / "model_finetune.py"
 DEFINITION = """
 import time
+from pathlib import Path
 
+from megaflow_stream.definitions.loading import definitions
 from megaflow_stream.definitions.trainer import CheckpointEvery, Trainer
 from megaflow_stream.training import gpt, loader, loop
 from megaflow_stream.training.optimizers import BuildAdamW, WarmupConstant
@@ -76,16 +80,12 @@ loop.Rank._count = counted
 loader.Loader.__init__.__kwdefaults__["budget_bytes"] = BUDGET
 
 
-def build_model():
-    return gpt.GPT(gpt.GPTConfig(vocabulary=VOCABULARY, layers=4, heads=4, width=128, hidden=344))
-
-
 trainer = Trainer(
     name={name!r},
     data={data!r},
     validation={data!r} + ".validation",
     tokenizer="tokenizer.json",
-    build_model=build_model,
+    build_model=definitions(Path("REFERENCE"), Trainer)[0].build_model,
     build_optimizer=BuildAdamW(learning_rate=1e-3),
     build_schedule=WarmupConstant(warmup_steps=10),
     loss=gpt.loss,
@@ -240,26 +240,28 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
             bus = await opened(found)
             topic = f"bench.features.{uuid.uuid4().hex[:8]}"
             steps = (args.pairs + 1) * args.block
+            vocabulary = definitions(REFERENCE, Trainer)[0].vocabulary
+            assert vocabulary is not None
             # Half as many again, so that the loader has what to fetch to the end.
-            size = await fill(bus, topic, steps * args.global_batch * max(args.ranks) * 3 // 2, args.tokens, VOCABULARY)
+            size = await fill(bus, topic, steps * args.batch * max(args.ranks) * 3 // 2, args.tokens, vocabulary)
             text = DEFINITION
             for name, value in (
                 ("TOKENS", args.tokens),
                 ("SLICE", args.micro_slice),
                 ("BUDGET", args.budget_bytes),
                 ("BLOCK", args.block),
-                ("=VOCABULARY", f"={VOCABULARY}"),
+                ("REFERENCE", REFERENCE),
             ):
                 text = text.replace(name, str(value))
             for count in args.ranks:
                 turns = Turns(args.block)
-                batch = str(args.global_batch * count)
+                batch = str(args.batch * count)
                 group = Ranks(found, folder, topic, text.replace("BATCH", batch), count, steps, turns.note)
                 systems[f"{count} rank{'s' * (count > 1)}"] = summary(await pairs(args, group, bus, turns), group)
             await bus.delete_topic(topic)
             await bus.close()
     return {
-        "tokens_per_step_and_rank": args.global_batch * args.tokens,
+        "tokens_per_step_and_rank": args.batch * args.tokens,
         "bytes_per_step_and_rank": round(size / (steps * max(args.ranks) * 3 // 2)),
         "pairs": args.pairs,
         "steps_per_block": args.block,
@@ -316,7 +318,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--block", type=int, default=30, help="steps of a block")
     parser.add_argument("--tokens", type=int, default=256, help="of a packed sequence")
-    parser.add_argument("--global-batch", type=int, default=3, help="packed sequences of a step, for each rank")
+    parser.add_argument("--batch", type=int, default=3, help="packed sequences of a step, for each rank")
     parser.add_argument("--micro-slice", type=int, default=3)
     parser.add_argument("--budget-bytes", type=int, default=1 << 18, help="what a rank's loader reads ahead")
     args = parser.parse_args()
